@@ -16,7 +16,7 @@ LETTERS = {
     "√": r"\surd ",
 }
 LOWER = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ᵢⱼₖₙₒₚ", "0123456789+-ijknop", strict=True))
-RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺ᵏ", "0123456789+k", strict=True))
+RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺ᵏᵀ", "0123456789+kT", strict=True))
 FUNCTIONS = ("ln", "exp", "max", "min", "cos", "cosh")
 WORDS = ("if", "else", "elsewhere", "where", "and")
 TAIL = re.compile(r" (?=(?:over the|for k from) )")

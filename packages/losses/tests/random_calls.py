@@ -480,6 +480,7 @@ OTHERS: dict[str, dict[str, str]] = {
     "circle_loss": {"features": FEATURES, "labels": "index 4 n"},
     "proxy_anchor_loss": {"features": FEATURES, "proxies": "normal c d", "labels": "index c n"},
     "koleo_loss": {"input": "normal k d"},
+    "gram_anchoring_loss": {"input": "normal k n d", "target": "unit k n d"},
     "vicreg_loss": {"input1": "normal k d", "input2": "normal k d"},
     "barlow_twins_loss": {"input1": "normal k d", "input2": "normal k d"},
     "zlpr_loss": {"input": "normal n c", "target": "index 2 n c"},

@@ -18,7 +18,8 @@ from lossforge.losses.testing import error, samples
 NAN = float("nan")
 DTYPES = pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 3e-6), (torch.float64, 1e-12)])
 masked = [loss for loss in LOSSES.values() if "mask" in inspect.signature(loss.function).parameters]
-ELEMENTS = pytest.mark.parametrize("loss", [each for each in masked if each.template.name == "elementwise"], ids=lambda loss: loss.name)
+OF_ELEMENTS = [each for each in masked if each.template.name in ("elementwise", "pointwise")]
+ELEMENTS = pytest.mark.parametrize("loss", OF_ELEMENTS, ids=lambda loss: loss.name)
 REGIONS = pytest.mark.parametrize("loss", [each for each in masked if each.template.name == "overlap"], ids=lambda loss: loss.name)
 LOVASZ = [each for each in masked if each.template.name == "lovasz"]
 OVER_ROWS = ("quality_focal", "siglip", "multilabel_soft_margin")
@@ -33,8 +34,9 @@ OF_REGIONS = {
 
 def test_which_losses_take_a_mask():
     """Every loss of elements or regions of the registry, and those of regions outside of it."""
-    assert {each.template.name for each in masked} == {"elementwise", "overlap", "lovasz"}
-    assert len(masked) == len([each for each in LOSSES.values() if each.template.name in ("elementwise", "overlap", "lovasz")])
+    templates = {"elementwise", "pointwise", "overlap", "lovasz"}
+    assert {each.template.name for each in masked} == templates
+    assert len(masked) == len([each for each in LOSSES.values() if each.template.name in templates])
     assert {"bce", "focal", "quality_focal", "varifocal", "asymmetric", "dice_ce", "lovasz_hinge", "mse"} <= {each.name for each in masked}
 
 
@@ -71,20 +73,22 @@ def dense_sample(loss, device, dtype):
 def test_elements(loss, dtype, bound, device):
     x, y, options = dense_sample(loss, device, dtype)
     weighted = "weight" in inspect.signature(loss.function).parameters
+    third = {k: v for k, v in options.items() if isinstance(v, Tensor) and v.shape == x.shape}
+    options = {k: v for k, v in options.items() if k not in third}
     if loss.name in OVER_ROWS:
         counts = counts_of((len(x), 1), device)
         index = torch.arange(len(x), device=device).repeat_interleave(counts.flatten())
     else:
         counts = counts_of(x.shape, device)
         index = torch.arange(x.numel(), device=device).repeat_interleave(counts.flatten())
-        x, y = x.flatten(), y.flatten()
+        x, y, third = x.flatten(), y.flatten(), {k: v.flatten() for k, v in third.items()}
         counts = counts.flatten()
     weight = torch.rand(x.shape, device=device, dtype=dtype)
     nothing = counts == 0
     for mask, taken in ((counts.to(dtype), index), (counts > 0, index.unique())):
         for reduction in ("mean", "sum"):
             given = {**options, "reduction": reduction}
-            for own in ({}, {"weight": weight}) if weighted else ({},):
+            for own in (third, third | {"weight": weight}) if weighted else (third,):
                 broken = {k: v.masked_fill(nothing, NAN) for k, v in own.items()}
                 of_taken = {k: v[taken].double() for k, v in own.items()}
                 agree(
@@ -96,8 +100,8 @@ def test_elements(loss, dtype, bound, device):
                 )
     if loss.name != "multilabel_soft_margin":
         agree(
-            lambda x: loss.function(x, y.masked_fill(nothing, NAN), **options, reduction="none", mask=counts.to(dtype)),
-            lambda x: loss.function(x, y.double(), **options, reduction="none") * counts,
+            lambda x: loss.function(x, y.masked_fill(nothing, NAN), **third, **options, reduction="none", mask=counts.to(dtype)),
+            lambda x: loss.function(x, y.double(), **{k: v.double() for k, v in third.items()}, **options, reduction="none") * counts,
             x,
             nothing,
             bound,
@@ -201,6 +205,57 @@ def test_groups_and_weights_that_are_learned(device):
         ~counts,
         3e-6,
     )
+
+
+def of_two_sets(x: Tensor, y: Tensor, often: Tensor, tp: float, tn: float, and_zero: bool) -> Tensor:
+    """Return tn ln Σ exp(x / tn) over the negatives plus tp ln Σ exp(-x / tp) over the positives of each row that has a class for each."""
+    found = []
+    for row, true, each in zip(x, y > 0.5, often, strict=True):
+        zero = row.new_zeros(int(and_zero))
+        index = torch.arange(len(row), device=row.device).repeat_interleave(each)
+        sides = [torch.cat([rate * row[index][kept] / t, zero]) for rate, t, kept in ((1, tn, ~true[index]), (-1, tp, true[index]))]
+        found.append(tn * sides[0].logsumexp(0) + tp * sides[1].logsumexp(0) if all(map(len, sides)) else row.new_full((), -torch.inf))
+    return torch.stack(found)
+
+
+def zlpr(x: Tensor, y: Tensor, often: Tensor) -> Tensor:
+    return of_two_sets(x, y, often, 1.0, 1.0, True).sum() / often.amax(1).sum()
+
+
+def two_way(x: Tensor, y: Tensor, often: Tensor) -> Tensor:
+    total = x.new_zeros(())
+    for each, of, count in ((x, y, often), (x.T, y.T, often.T)):
+        total = total + F.softplus(of_two_sets(each, of, count, 4.0, 2.0, False)).sum() / ((of > 0.5) & (count > 0)).any(1).sum()
+    return total
+
+
+@pytest.mark.parametrize("name", ["zlpr", "two_way"])
+@DTYPES
+def test_classes_of_samples(name, dtype, bound, device):
+    """A row of which no class counts, one whose classes that count are all positive, and one without a positive."""
+    x, y = torch.randn(9, 6, device=device, dtype=dtype), (torch.rand(9, 6, device=device) > 0.6).to(dtype)
+    often = counts_of((9, 6), device)
+    often[0], often[1], often[2] = 0, (y[1] > 0.5).long(), (y[2] < 0.5).long()
+    ours, exact = (L.zlpr_loss, zlpr) if name == "zlpr" else (lambda x, y, **options: L.two_way_loss(x, y, 4.0, 2.0, **options), two_way)
+    for mask, counts in ((often.to(dtype), often), (often > 0, (often > 0).long())):
+        nothing = counts == 0
+        agree(
+            lambda x, m=mask, n=nothing: ours(x, y.masked_fill(n, NAN), mask=m),
+            lambda x, c=counts: exact(x, y.double(), c),
+            x,
+            nothing,
+            bound,
+        )
+
+
+def test_variances_that_do_not_count_may_be_negative(device):
+    x, y, var = torch.rand(3, 2, 4, device=device)
+    mask = torch.tensor([True, False, True, True], device=device)
+    var[:, 1] = -1.0
+    found = L.gaussian_nll_loss(x, y, var, mask=mask, validate=True)
+    torch.testing.assert_close(found, L.gaussian_nll_loss(x[:, mask], y[:, mask], var[:, mask]))
+    with pytest.raises(ValueError, match="var must be at least 0, got -1"):
+        L.gaussian_nll_loss(x, y, var, mask=~mask, validate=True)
 
 
 def problem(dtype, device):
@@ -447,6 +502,11 @@ INDEX = torch.zeros(2, 4, 4, dtype=torch.int64)
             ValueError,
             r"mask must broadcast to the shape of input, \(2, 3, 4, 4\), got \(2, 4, 4\)",
             lambda: L.mse_loss(X, Y, mask=INDEX > 0),
+        ),
+        (
+            ValueError,
+            "inplace=True excludes mask",
+            lambda: L.zlpr_loss(1.0 * torch.zeros(2, 3, requires_grad=True), X[0, :2, 0, :3], mask=torch.ones(3) > 0, inplace=True),
         ),
         (ValueError, "mask has no gradient", lambda: L.mse_loss(X, Y, mask=torch.ones(4, requires_grad=True))),
         (

@@ -24,7 +24,7 @@ SHORT |= {"rotated_box_iou", "probabilistic_box_iou", "max_iou_assign", "atss_as
 SHORT |= {"matching_cost", "hungarian_assign", "hungarian_match", "mask_matching_cost", "seesaw_loss"}
 SHORT |= {"point_mask_loss", "prototype_mask_loss", "sample_uncertain_points"}
 SHORT |= {"boundary_loss", "distance_transform", "generalized_dice_loss", "hausdorff_loss", "mcc_loss", "signed_distance_map", "silog_loss"}
-SHORT |= {"sinkhorn_center", "grad_cache_backward", "draft_decay_weights", "draft_confidence_weights", "mtp_targets"}
+SHORT |= {"mean_center", "sinkhorn_center", "grad_cache_backward", "draft_decay_weights", "draft_confidence_weights", "mtp_targets"}
 
 X = torch.zeros(2, 3)
 

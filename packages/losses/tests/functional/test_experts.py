@@ -66,6 +66,23 @@ def test_against_float64(name, dtype, mode, device):
         torch.testing.assert_close(g_wide, g_exact, rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_mask_of_batch_and_tokens(layers, device):
+    """Compare with transformers' own function, whose logits are (batch · tokens, E) a layer, and with the mask of each row."""
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    x = logits(layers, 4 * 7, 6, device=device)
+    mask = (torch.arange(7, device=device) < torch.tensor([[7], [3], [5], [1]], device=device)).long()
+    theirs, g_theirs = gradient_of(lambda x: load_balancing_loss_func(tuple(x), 6, 2, mask), x.double())
+    rows = x.flatten(0, 1)
+    value, g = gradient_of(load_balancing_loss, rows, 2, mask)
+    torch.testing.assert_close(value.double(), theirs.double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(g.double(), g_theirs.flatten(0, 1), rtol=1e-5, atol=1e-8)
+    same, g_same = gradient_of(load_balancing_loss, rows, 2, mask.flatten().repeat(layers))
+    assert torch.equal(value, same)
+    assert torch.equal(g, g_same)
+
+
 def test_returned_z_loss(device):
     """It is the part of the z-loss, and the same where it is not asked for."""
     x = logits(50, 8, device=device).requires_grad_()
@@ -155,7 +172,8 @@ def test_a_mean_over_nothing_is_nan_or_0(tokens, mask, mode, device):
     [
         (ValueError, {"top_k": 5}, "top_k must be at least 1 and at most the 4 experts, got 5"),
         (ValueError, {"top_k": 0}, "top_k must be at least 1 and at most the 4 experts, got 0"),
-        (ValueError, {"attention_mask": torch.ones(3)}, r"attention_mask must broadcast to \(6,\), got shape \(3,\)"),
+        (ValueError, {"attention_mask": torch.ones(3)}, r"attention_mask must broadcast to \(6,\), or be .*, got shape \(3,\)"),
+        (ValueError, {"attention_mask": torch.ones(2, 2)}, r"attention_mask must broadcast to \(6,\), or be .*, got shape \(2, 2\)"),
         (TypeError, {"attention_mask": torch.ones(6, dtype=torch.complex64)}, "attention_mask must be of a real dtype or bool"),
     ],
 )

@@ -6,7 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lossforge.losses import barlow_twins_loss, dino_loss, koleo_loss, plain_torch, sinkhorn_center, vicreg_loss
+from lossforge.losses import (
+    barlow_twins_loss,
+    dino_loss,
+    gram_anchoring_loss,
+    koleo_loss,
+    mean_center,
+    plain_torch,
+    sinkhorn_center,
+    vicreg_loss,
+)
 from lossforge.losses.testing import error
 
 generator = torch.Generator().manual_seed(0)
@@ -43,6 +52,22 @@ def koleo(x, eps=1e-8):
     return -torch.log(torch.nn.PairwiseDistance(2, eps=1e-8)(x, x[nearest]) + eps).mean()
 
 
+def gram(output_feats, target_feats, img_level=True, apply_norm=True, remove_neg=False, remove_only_teacher_neg=False):
+    """DINOv3's GramLoss."""
+    if apply_norm:
+        output_feats, target_feats = F.normalize(output_feats, dim=-1), F.normalize(target_feats, dim=-1)
+    if not img_level and output_feats.ndim == 3:
+        output_feats, target_feats = output_feats.flatten(0, 1), target_feats.flatten(0, 1)
+    target_sim, student_sim = (t @ t.transpose(-1, -2) for t in (target_feats, output_feats))
+    if remove_neg:
+        target_sim[target_sim < 0] = 0.0
+        student_sim[student_sim < 0] = 0.0
+    elif remove_only_teacher_neg:
+        target_sim[target_sim < 0] = 0.0
+        student_sim[(student_sim < 0) & (target_sim < 0)] = 0.0
+    return F.mse_loss(student_sim, target_sim)
+
+
 def off_diagonal(x):
     return x[~torch.eye(len(x), dtype=torch.bool, device=x.device)]
 
@@ -76,6 +101,15 @@ def test_sinkhorn(samples, prototypes, iterations, dtype, plain, device):
         found = ((scores.double() - center) / 0.05).softmax(1)
         assert center.dtype == torch.float32
         torch.testing.assert_close(found, sinkhorn(scores, iterations), rtol=2e-4, atol=1e-7)
+
+
+def test_mean_center(device):
+    """DINO's update_center, in one process."""
+    scores, center = normal(20, 7, device=device), normal(7, device=device)
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = 0.8 * center.double() + 0.2 * scores.to(dtype).double().mean(0)
+        torch.testing.assert_close(mean_center(scores.to(dtype), center, 0.8), expected.float())
+    torch.testing.assert_close(mean_center(scores.double().requires_grad_()), scores.double().mean(0))
 
 
 @PATHS
@@ -153,6 +187,45 @@ def test_dino_of_a_center_in_float64(device):
     torch.testing.assert_close(found, dino_loss(student, teacher, center=center))
 
 
+GRAMS = ({}, {"img_level": False}, {"remove_neg": True}, {"remove_only_teacher_neg": True, "img_level": False}, {"apply_norm": False})
+
+
+@pytest.mark.parametrize("options", GRAMS, ids=lambda options: "-".join(options) or "default")
+@pytest.mark.parametrize("shape", [(3, 9, 4), (3, 5, 16), (7, 3)], ids=str)
+def test_gram_anchoring(shape, options, device, monkeypatch):
+    """More patches than twice the features, fewer, and one picture without a dimension of its own; similarities in blocks of rows."""
+    if len(shape) == 2 and "img_level" not in options:
+        options = options | {"img_level": False}  # the only way of DINOv3's with (N, D)
+    monkeypatch.setattr("lossforge.losses.engine.gram.BLOCK", 40)
+    ours = {("normalize" if name == "apply_norm" else name): value for name, value in options.items()}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        teacher = normal(*shape, device=device).to(dtype)
+        x = (teacher + normal(*shape, device=device)).to(dtype).requires_grad_()
+        exact = x.detach().double().requires_grad_()
+        found, right = gram_anchoring_loss(x, teacher, **ours), gram(exact, teacher.double(), **options)
+        digits = 1e-12 if dtype == torch.float64 else 1e-5
+        assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert error(found, right.detach()) < digits
+        first = torch.autograd.grad(3 * found, x, retain_graph=True)[0]
+        assert error(first, torch.autograd.grad(3 * right, exact, retain_graph=True)[0]) < (2**-7 if dtype == torch.bfloat16 else digits)
+        g, wanted = (torch.autograd.grad(3 * loss, leaf, create_graph=True)[0] for loss, leaf in ((found, x), (right, exact)))
+        assert error(g.detach(), first) < (2**-7 if dtype == torch.bfloat16 else digits)
+        if dtype != torch.bfloat16:
+            second, of_second = (torch.autograd.grad(t.square().sum(), leaf)[0] for t, leaf in ((g, x), (wanted, exact)))
+            assert error(second, of_second) < 10 * digits
+
+
+@pytest.mark.parametrize("shape", [(2, 40, 16), (2, 20, 16)], ids=str)
+def test_gram_anchoring_of_a_student_near_its_teacher(shape, device):
+    """Differences of 2⁻¹⁴ leave float32 ten bits of each; those of the matrices' elements would have lost the gradient's digits."""
+    teacher = normal(*shape, device=device).mul(256).round() / 256
+    x = (teacher + normal(*shape, device=device).sign() * 2.0**-14).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    found, right = gram_anchoring_loss(x, teacher, normalize=False), gram(exact, teacher.double(), apply_norm=False)
+    assert error(found, right.detach()) < 1e-6
+    assert error(torch.autograd.grad(found, x)[0], torch.autograd.grad(right, exact)[0]) < 1e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "features"), [(4, 9), (6, 40), (64, 20), (33, 33)])
 @pytest.mark.parametrize(("ours", "theirs"), [(vicreg_loss, vicreg), (barlow_twins_loss, barlow_twins)])
@@ -205,14 +278,20 @@ def test_two_views_of_different_dtypes(ours, device):
             assert torch.equal(got, expected.to(got.dtype))
 
 
+BOTH = {"remove_neg": True, "remove_only_teacher_neg": True}
+
+
 @pytest.mark.parametrize(
     ("message", "call"),
     [
         ("scores must have shape", lambda: sinkhorn_center(torch.zeros(3))),
+        ("center must have one entry a class", lambda: mean_center(torch.zeros(3, 2), torch.zeros(3))),
         ("iterations must be at least 1", lambda: sinkhorn_center(torch.zeros(3, 2), iterations=0)),
         ("temperature must be finite and above 0", lambda: sinkhorn_center(torch.zeros(3, 2), 0.0)),
         ("center must have one entry a class", lambda: dino_loss(torch.zeros(3, 2), torch.zeros(3, 2), center=torch.zeros(3))),
-        ("input must have shape .* at least two rows", lambda: koleo_loss(torch.zeros(1, 2))),
+        ("input must have shape .* at least 2 rows", lambda: koleo_loss(torch.zeros(1, 2))),
+        ("target must have the shape of input", lambda: gram_anchoring_loss(torch.zeros(3, 2), torch.zeros(2, 2))),
+        ("remove_neg and remove_only_teacher_neg exclude", lambda: gram_anchoring_loss(*torch.zeros(2, 3, 2), True, **BOTH)),
         ("input2 must have the shape of input1", lambda: vicreg_loss(torch.zeros(3, 2), torch.zeros(2, 2))),
     ],
 )

@@ -49,17 +49,21 @@ def trained(loss, accumulation, rank, processes):
 
 def main():
     dist.init_process_group("gloo")
+    largest = ours.MATRIX
     rank, processes = dist.get_rank(), dist.get_world_size()
-    of = {"rank": rank, "world_size": processes}
+    of_processes = {"rank": rank, "world_size": processes}
     flags = itertools.product((False, True), (False, True))
-    losses = {f"clip {local} {grad}": ClipLoss(local_loss=local, gather_with_grad=grad, **of) for local, grad in flags}
-    losses |= {f"siglip {how}": SigLipLoss(dist_impl=how, **of) for how in ("bidir", "shift", "reduce", "gather")}
+    losses = {f"clip {local} {grad}": ClipLoss(local_loss=local, gather_with_grad=grad, **of_processes) for local, grad in flags}
+    losses |= {f"siglip {how}": SigLipLoss(dist_impl=how, **of_processes) for how in ("bidir", "shift", "reduce", "gather")}
     for (name, loss), accumulation in itertools.product(losses.items(), (1, 4)):
         expected = trained(loss, accumulation, rank, processes)
-        with ours.patch():
-            found = trained(loss, accumulation, rank, processes)
-        assert not torch.equal(found[1], expected[1]), f"{name} ran open_clip's own code"
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=lambda m, of=(name, accumulation): f"{of}: {m}")
+        for matrix in (0, largest):
+            ours.MATRIX = matrix
+            with ours.patch():
+                found = trained(loss, accumulation, rank, processes)
+            assert matrix or not torch.equal(found[1], expected[1]), f"{name} ran open_clip's own code"
+            of = (name, accumulation, matrix)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=lambda m, of=of: f"{of}: {m}")
     dist.barrier()
     if rank == 0:
         print(f"{len(losses)} variants have open_clip's numbers", flush=True)

@@ -11,26 +11,36 @@ pytest.importorskip("open_clip")
 from open_clip.loss import ClipLoss, CoCaLoss, DistillClipLoss, SigLipLoss
 
 from lossforge.integrations import open_clip as ours
+from lossforge.kernels import launch_counts
 
 
 def features(*seeds):
     return [F.normalize(torch.randn(7, 16, generator=torch.Generator().manual_seed(seed)), dim=-1).requires_grad_() for seed in seeds]
 
 
+def launched(kernel):
+    return sum(count for name, count in launch_counts().items() if name.startswith(kernel))
+
+
 def compare(loss, leaves, call, **how):
     compared.compare(ours.patch, lambda: call(loss), leaves, rtol=1e-5, **how)
 
 
-@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
-@pytest.mark.parametrize("output_dict", [False, True])
-def test_clip_and_siglip(shape, output_dict):
+@pytest.mark.parametrize("matrix", [True, False], ids=["one matrix", "none"])
+@pytest.mark.parametrize(("shape", "output_dict"), [((), False), ((1,), True)], ids=str)
+def test_clip_and_siglip(shape, output_dict, matrix, monkeypatch):
+    """Float32 features have one matrix of similarities, up to a size; beyond it none."""
+    monkeypatch.setattr(ours, "MATRIX", 49 if matrix else 48)
     image, text = features(0, 1)
+    before = launched("similarity")
     scale, bias = torch.full(shape, 10.0).requires_grad_(), torch.full(shape, -3.0).requires_grad_()
     given = {"output_dict": output_dict}
     compare(ClipLoss(), [image, text, scale], lambda loss: loss(image, text, scale, **given))
     compare(ClipLoss(), [image, text, scale], lambda loss: loss(image, text, scale, logit_bias=bias.detach(), **given))
     compare(SigLipLoss(), [image, text, scale, bias], lambda loss: loss(image, text, scale, bias, **given))
     compare(SigLipLoss(), [image, text, scale], lambda loss: loss(image, text, scale, None, **given))
+    compare(SigLipLoss(), [image, text, scale], lambda loss: loss(image, text, scale, -2.0, **given))
+    assert (launched("similarity") > before) == (not matrix)
 
 
 def test_the_contrastive_part_of_coca():

@@ -103,6 +103,23 @@ def losses(group):
     features.check_losses(group, [3, 5], ("both sides", "siglip", "supcon", "supcon without labels"), ("mean", "none"))
 
 
+def batches(group):
+    """Compare losses of a whole batch over three processes, of which one has nothing."""
+    names = (
+        "multi similarity",
+        "mined pairs",
+        "circle",
+        "proxies",
+        "barlow twins",
+        "fewer features",
+        "vicreg",
+        "koleo",
+        "centre",
+        "sinkhorn",
+    )
+    features.check_losses(group, [5, 0, 3], names, ("mean", "none"))
+
+
 EACH = (
     rows,
     edges,
@@ -115,6 +132,7 @@ EACH = (
     summed_gradient,
     dtensors,
     losses,
+    batches,
 )
 CHECKS = {each.__name__: each for each in EACH}
 

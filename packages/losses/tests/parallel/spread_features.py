@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,18 +32,26 @@ def layouts() -> dict[str, list[int]]:
     return {"equal": [5] * world, "uneven": [3 + 2 * r for r in range(world)], "one without": [4] * (world - 1) + [0]}
 
 
-class Case:
+class Case(NamedTuple):
     """A loss of features of all samples, of which each process has some.
 
     Attributes:
-        function: (leaves, parts, options) to the loss.
+        function: (leaves, parts, options) to the loss, or to a tensor without a gradient.
         leaves: tensors that get gradients; those of one element are the same in every process.
         parts: other tensors with an entry a sample.
-        each: rows of each leaf a sample; how many values the loss has a sample.
+        values: how many values the loss has a sample with reduction "none"; 0: as many in every process.
+        common: places of further leaves that are the same in every process.
+        scalar: whether the loss has no reduction.
+        dtype: of the features. In float64 values agree to 1e-12.
     """
 
-    def __init__(self, function: Callable[..., Tensor], leaves: list[Tensor], parts: tuple[Tensor, ...] = (), values: int = 1) -> None:
-        self.function, self.leaves, self.parts, self.values = function, leaves, parts, values
+    function: Callable[..., Tensor]
+    leaves: list[Tensor]
+    parts: tuple[Tensor, ...] = ()
+    values: int = 1
+    common: tuple[int, ...] = ()
+    scalar: bool = False
+    dtype: torch.dtype = torch.float32
 
 
 def sigmoids(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor, **options: Any) -> Tensor:
@@ -52,6 +60,7 @@ def sigmoids(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor, **options: Any) 
 
 def cases(samples: int) -> dict[str, Case]:
     rows = lambda n=samples: torch.randn(n, FEATURES)  # noqa: E731
+    wide_rows = lambda: torch.randn(samples, samples + 3)  # noqa: E731
     number = torch.tensor
     of = torch.randint(max(samples // 3, 1), (samples,))
     negatives = rows(samples * NEGATIVES)
@@ -71,12 +80,27 @@ def cases(samples: int) -> dict[str, Case]:
         "supcon": Case(lambda a, t, of, **o: L.supervised_contrastive_loss(a, of, t, **o), [rows(), number(0.4)], (of,)),
         "supcon of views": Case(lambda a, of, **o: L.supervised_contrastive_loss(a, of, base_temperature=None, **o), [views], (of,)),
         "supcon without labels": Case(lambda a, t, **o: L.supervised_contrastive_loss(a, None, t, **o), [views, number(0.3)]),
+        "multi similarity": Case(lambda a, of, **o: L.multi_similarity_loss(a, of, beta=5.0, **o), [rows()], (of,)),
+        "mined pairs": Case(lambda a, of, **o: L.multi_similarity_loss(a, of, beta=5.0, epsilon=0.1, **o), [rows()], (of,)),
+        "circle": Case(lambda a, of, **o: L.circle_loss(a, of, gamma=4.0, **o), [rows()], (of,)),
+        "proxies": Case(lambda a, p, of, **o: L.proxy_anchor_loss(a, p, of, alpha=4.0, **o), [rows(), rows(samples)], (of,), 0, (1,)),
+        "barlow twins": exact(lambda a, b, **o: L.barlow_twins_loss(a, b, **o), wide_rows(), wide_rows()),
+        "fewer features": exact(lambda a, b, **o: L.barlow_twins_loss(a, b, **o), rows(), rows()),
+        "vicreg": exact(lambda a, b, **o: L.vicreg_loss(a, b, **o), wide_rows(), wide_rows()),
+        "vicreg of fewer features": exact(lambda a, b, **o: L.vicreg_loss(a, b, **o), rows(), rows()),
+        "koleo": exact(lambda a, **o: L.koleo_loss(a, **o), rows()),
+        "centre": Case(lambda x, **o: L.mean_center(x, torch.ones(FEATURES).double(), **o), [], (rows().double(),), 0, scalar=True),
+        "sinkhorn": Case(lambda x, **o: L.sinkhorn_center(x, 0.3, **o), [], (rows().double(),), 0, scalar=True),
     }
 
 
+def exact(function: Callable[..., Tensor], *leaves: Tensor) -> Case:
+    return Case(function, [*leaves], scalar=True, dtype=torch.float64)
+
+
 def own(t: Tensor, samples: list[int], times: int = 1) -> Tensor:
-    """Return this process's part of a tensor of all samples, one of several a sample side by side."""
-    if t.numel() == 1 and t.ndim < 2:
+    """Return this process's part of a tensor of all samples, one of several a sample side by side; all of a tensor of none."""
+    if not times or (t.numel() == 1 and t.ndim < 2):
         return t
     parts = t.unflatten(0, (times, -1)) if times == 2 else t.unflatten(0, (-1, times))
     return parts.split(samples, 1 if times == 2 else 0)[dist.get_rank()].flatten(0, 1)
@@ -91,38 +115,48 @@ def graded(case: Case, leaves: list[Tensor], parts: list[Tensor], upstream: Tens
     """Return the loss and the gradients."""
     leaves = [t.detach().clone().requires_grad_() for t in leaves]
     loss = case.function(*leaves, *parts, **options)
-    return [loss.detach(), *torch.autograd.grad(loss, leaves, upstream.to(loss.dtype).view(loss.shape))]
+    grads = torch.autograd.grad(loss, leaves, upstream.to(loss.dtype).expand(loss.shape)) if leaves else ()
+    return [loss.detach(), *grads]
 
 
 def check_losses(group: Any, samples: list[int], only: Collection[str] = (), reductions: Sequence[str] = ("mean", "sum", "none")) -> None:
     """Compare every case in every reduction, and repeat it. only: the names of fewer cases."""
-    world = dist.get_world_size()
-    for name, case in cases(sum(samples)).items():
-        if only and name not in only:
-            continue
-        for reduction in reductions:
-            values = case.function(*case.leaves, *case.parts, reduction="none")
-            upstream = torch.linspace(0.5, 1.5, values.numel()).view(values.shape) if reduction == "none" else torch.tensor(1.7)
-            expected = graded(case, [t.double() for t in case.leaves], [*case.parts], upstream, reduction=reduction)
-            leaves = [own(t, samples, times_of(t, samples)) for t in case.leaves]
-            mine = own(upstream, samples, case.values)
-            given = {"reduction": reduction, "group": group}
-            found = graded(case, leaves, [own(t, samples) for t in case.parts], mine, **given)
-            again = graded(case, leaves, [own(t, samples) for t in case.parts], mine, **given)
-            assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True)), f"{name}: bits differ"
-            wanted = own(expected[0], samples, case.values)
-            torch.testing.assert_close(found[0], wanted.float(), rtol=2e-5, atol=2e-5, msg=lambda text: f"{name}, {reduction}: {text}")  # noqa: B023
-            if reduction != "none":
-                first = found[0].clone()
-                dist.broadcast(first, 0)
-                assert torch.equal(first, found[0]), f"{name}: processes differ"
-            for got, right, leaf in zip(found[1:], expected[1:], case.leaves, strict=True):
-                right = right if reduction == "none" else right * world
-                if leaf.numel() == 1:  # each process has its share
-                    dist.all_reduce(got)
-                wanted = own(right, samples, times_of(leaf, samples))
-                limit = 2e-5 * max(1.0, right.abs().max().item())
-                torch.testing.assert_close(got, wanted.float(), rtol=2e-5, atol=limit, msg=lambda text: f"{name}, {reduction}: {text}")  # noqa: B023
+    every = cases(sum(samples))
+    for name in only or every:
+        for reduction in ("",) if every[name].scalar else reductions:
+            check_loss(group, samples, name, every[name], reduction)
+
+
+def check_loss(group: Any, samples: list[int], name: str, case: Case, reduction: str) -> None:
+    """Compare a case with one process's on all samples, in float64."""
+    world, each = dist.get_world_size(), reduction == "none"
+    options = {"reduction": reduction} if reduction else {}
+    close = functools.partial(torch.testing.assert_close, msg=lambda text: f"{name}, {reduction}: {text}")
+    values = case.values if each else 0
+    upstream = torch.tensor(1.7)
+    if each:
+        of_all = case.function(*case.leaves, *case.parts, reduction="none")
+        upstream = torch.linspace(0.5, 1.5, of_all.numel()).view(of_all.shape)
+    expected = graded(case, [t.double() for t in case.leaves], [*case.parts], upstream, **options)
+    times = [0 if i in case.common else times_of(t, samples) for i, t in enumerate(case.leaves)]
+    leaves = [own(t, samples, several).to(case.dtype) for t, several in zip(case.leaves, times, strict=True)]
+    parts, mine = [own(t, samples) for t in case.parts], own(upstream, samples, values)
+    found = graded(case, leaves, parts, mine, group=group, **options)
+    again = graded(case, leaves, parts, mine, group=group, **options)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True)), f"{name}: bits differ"
+    wide = found[0].dtype == torch.float64
+    digits = 1e-12 if wide else 2e-5
+    close(found[0], own(expected[0], samples, values).to(found[0].dtype), rtol=digits, atol=digits)
+    if not values:
+        first = found[0].clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(first, found[0]), f"{name}: processes differ"
+    for got, right, leaf, several in zip(found[1:], expected[1:], case.leaves, times, strict=True):
+        right = right if values else right * world
+        if leaf.numel() == 1 or not several:  # each process has its share
+            dist.all_reduce(got)
+        limit = (1e-10 if wide else 2e-5) * max(1.0, right.abs().max().item())
+        close(got, own(right, samples, several).to(got.dtype), rtol=digits, atol=limit)
 
 
 def check_options(group: Any, samples: list[int]) -> None:
@@ -279,10 +313,27 @@ def check_errors(group: Any) -> None:
     one = "positive must be on" if rank == 1 else "must be accepted in every process of group, refused in processes [1]"
     refused(ValueError, one, L.info_nce_loss, *elsewhere, group=group)
     refused(TypeError, "group must be a torch.distributed.ProcessGroup or a DeviceMesh", L.nt_xent_loss, a, a, group=1)
+    check_errors_of_batches(group, a)
     leaf = a.clone().requires_grad_()
     for function in (L.clip_loss_from_features, L.siglip_loss_from_features):
         loss = function(leaf, a, group=group)
         refused(RuntimeError, "has no second derivative", torch.autograd.grad, loss, leaf, create_graph=True)
+
+
+def check_errors_of_batches(group: Any, a: Tensor) -> None:
+    """Refuse what one process gives, in all of them."""
+    rank, labels, leaf = dist.get_rank(), torch.arange(4), a.clone().requires_grad_()
+    other, once = a[rank == 1 :], a.clone().requires_grad_(rank == 0)
+    elsewhere = "must be accepted in every process of group, refused in processes [1]"
+    kind = IndexError if rank == 1 else ValueError
+    refused(ValueError, "input2 must have the shape of input1" if rank == 1 else elsewhere, L.vicreg_loss, a, other, group=group)
+    refused(ValueError, "eps must be" if rank == 1 else elsewhere, L.koleo_loss, a, 1e-8 - 2.0 * (rank == 1), group=group)
+    refused(kind, "labels must hold" if rank == 1 else elsewhere, L.proxy_anchor_loss, a, other, labels, group=group)
+    refused(ValueError, "at least 2 rows in all processes of group together, got 1", L.koleo_loss, a[: rank == 1], group=group)
+    refused(ValueError, "offset belongs to features that were gathered", L.circle_loss, a, labels, offset=1, group=group)
+    refused(ValueError, "must need gradients in all processes", L.barlow_twins_loss, leaf, once, group=group)
+    proxies = torch.randn(4 + rank, FEATURES)
+    refused(ValueError, "must have as many rows in all processes", L.proxy_anchor_loss, a, proxies, labels, group=group)
 
 
 def check_grad_cache(group: dist.ProcessGroup) -> None:

@@ -1,5 +1,6 @@
 """Contrastive losses whose features are spread over processes. Each start of processes, which takes seconds, runs many cases."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lossforge.losses.engine.parallel.contrastive import device_of_exchange
+from lossforge import losses
+from lossforge.losses.base.declare import DECLARED
+from lossforge.losses.engine.parallel.agreement import device_of_exchange
 
 
 def test_sizes_are_exchanged_on_the_device_of_the_features():
@@ -21,6 +24,20 @@ def test_sizes_are_exchanged_on_the_device_of_the_features():
         ("cuda:nccl", [cpu, meta, gpu], gpu),
     ):
         assert device_of_exchange(backends, given) == wanted
+
+
+def test_every_loss_that_takes_a_group_is_compared_and_listed():
+    signatures = {name: inspect.signature(getattr(losses, name)) for name in (*DECLARED, "mean_center", "sinkhorn_center")}
+    taking = {name for name, s in signatures.items() if "group" in s.parameters and "ProcessGroup" in str(s.parameters["group"].annotation)}
+    taking.remove("linear_cosine_distance")  # which refuses it
+    here = Path(__file__).parent
+    workers, pages = (
+        "".join(place.read_text("utf-8") for place in places)
+        for places in (here.glob("s*_*.py"), [here.parents[3] / "docs/use_with" / name for name in ("ddp.md", "dtensor.md")])
+    )
+    assert len(taking) > 20
+    assert {name for name in taking if f"L.{name}" not in workers} == set()
+    assert {name for name in taking if f"`{name}`" not in pages} == set()
 
 
 @pytest.mark.slow

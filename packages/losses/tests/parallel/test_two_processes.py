@@ -66,7 +66,7 @@ def groups(tmp_path_factory):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="test_parallel and test_contrastive run all cases on GPUs")
 @pytest.mark.parametrize("check", few_cases.CHECKS)
 def test_several_processes_give_what_one_gives(check, groups):
-    world = 3 if check == "summed_gradient" else 2
+    world = 3 if check in ("summed_gradient", "batches") else 2
     of_size, started = groups
     errors = [error for error in of_size(world).run(check) if error]
     if errors:

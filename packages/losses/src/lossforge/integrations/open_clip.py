@@ -1,4 +1,4 @@
-"""open_clip: its contrastive losses from features, without a matrix of similarities.
+"""open_clip: its contrastive losses from features, without a matrix of similarities; of float32 features with one matrix, which is faster.
 
     from lossforge.integrations import open_clip
 
@@ -12,13 +12,18 @@ Tested with open_clip 3.3.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from lossforge.losses import clip_loss_from_features, info_nce_loss, siglip_loss_from_features
+from lossforge.losses import clip_loss, clip_loss_from_features, cross_entropy, info_nce_loss, siglip_loss, siglip_loss_from_features
+from lossforge.losses.base.state import autocast_dtype
 from lossforge.patch.patching import Patch, Replacement, or_theirs
 from lossforge.patch.patching import patch as patch_names
 
 TESTED = "3.3"
+MATRIX = 2**28
+"""Elements of the largest matrix of similarities that is made, 1 GiB. Without it the kernels compute each product twice, in float32 by
+slower instructions than torch's. open_clip itself makes two such matrices, and further ones of their sizes."""
 GATHERED = "(image_features, text_features, local_loss=False, gather_with_grad=False, rank=0, world_size=1, use_horovod=False)"
 
 
@@ -49,6 +54,8 @@ def _clip(
     if self.world_size > 1 and self.local_loss:
         first = self.rank * len(image_features)
         loss = (_one_way(image_features, texts, scale, first) + _one_way(text_features, images, scale, first)) / 2
+    elif _by_matrix(images, texts):
+        loss = clip_loss((scale * images) @ texts.T, inplace=True)
     else:
         loss = clip_loss_from_features(images, texts, scale)
     return {"contrastive_loss": loss} if output_dict else loss
@@ -56,7 +63,16 @@ def _clip(
 
 def _one_way(rows: Tensor, columns: Tensor, scale: Any, first: int) -> Tensor:
     """Return the cross entropy of this process's rows against the columns of all. first: the column of the first row."""
+    if _by_matrix(rows, columns):
+        place = torch.arange(first, first + len(rows), device=rows.device)
+        return cross_entropy((scale * rows) @ columns.T, place, inplace=True)
     return info_nce_loss(rows, columns, temperature=1 / scale, normalize=False, offset=first)
+
+
+def _by_matrix(rows: Tensor, columns: Tensor) -> bool:
+    """Return whether one matrix of similarities is made, whose gradient takes its place."""
+    kinds = {rows.dtype, columns.dtype}
+    return kinds == {torch.float32} and autocast_dtype(rows.device.type) is None and 0 < len(rows) * len(columns) <= MATRIX
 
 
 def _siglip(
@@ -67,6 +83,10 @@ def _siglip(
     if why := _overridden(self, library.SigLipLoss, "get_logits", "get_ground_truth"):
         return why
     bias = 0.0 if logit_bias is None else _number(logit_bias)
+    if _by_matrix(image_features, text_features):
+        shift = torch.as_tensor(bias, dtype=torch.float32, device=image_features.device).reshape(1)
+        similarities = torch.addmm(shift, _number(logit_scale) * image_features, text_features.T)
+        return siglip_loss(similarities, negative_only=negative_only, inplace=True)
     return siglip_loss_from_features(image_features, text_features, _number(logit_scale), bias, negative_only=negative_only)
 
 

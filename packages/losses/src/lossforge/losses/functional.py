@@ -8,11 +8,11 @@ Options that every function has. The losses of overlapping regions take no `targ
 - `score`: element-wise losses with class indices: one number a row, the target in the row's class where it otherwise is 1. For background
     and ignored rows it does not matter.
 - `normalizer`: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer, with reduction "mean" or "sum".
-- `mask`: element-wise losses and those of regions: what counts, True or a weight above 0. The result, with gradient, is that of a call on
-    the chosen elements or pixels alone; what the others hold, nan too, reaches neither. A mean over elements divides by the mask's sum, one
-    over rows or samples counts each by its largest entry, and one over regions still divides by their number. A mask of floats multiplies
-    each element's loss, or each pixel in the sums of its region, beside `weight`. `ignore_index`, and -2 of element-wise losses, keep their
-    meaning. A mask takes no gradient.
+- `mask`: element-wise and point-wise losses, those of regions, ZLPR and two-way loss: what counts, True or a weight above 0. The result,
+    with gradient, is that of a call on the chosen elements or pixels alone; what the others hold, nan too, reaches neither. A mean over
+    elements divides by the mask's sum, one over rows or samples counts each by its largest entry, and one over regions still divides by
+    their number. A mask of floats multiplies each element's loss, or each pixel in the sums of its region, beside `weight`.
+    `ignore_index`, and -2 of element-wise losses, keep their meaning. A mask takes no gradient.
 - `empty`: what a mean over nothing (a divisor of 0) gives: "nan" as in torch, or "zero", with gradient 0.
 - `gradient`: "forward" writes the gradient in the same launch as the loss, "backward" computes it when it is asked for. By default
     forward where the result is a scalar, except for float16 (whose small gradients a scaler must first lift) and under torch.compile.

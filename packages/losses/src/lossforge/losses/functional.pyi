@@ -33,7 +33,7 @@ from lossforge.losses.definitions.classes.classification import class_balanced_w
 from lossforge.losses.definitions.classes.cross_entropy import CrossEntropyOutput
 from lossforge.losses.definitions.classes.divergence import DivergenceOutput
 from lossforge.losses.definitions.classes.draft import DraftOutput
-from lossforge.losses.definitions.features.self_distillation import sinkhorn_center
+from lossforge.losses.definitions.features.self_distillation import mean_center, sinkhorn_center
 from lossforge.losses.definitions.language.drafting import DraftVocabulary, draft_confidence_weights, draft_decay_weights
 from lossforge.losses.definitions.language.experts import LoadBalancingOutput
 from lossforge.losses.definitions.language.linear import TopKLogps
@@ -57,14 +57,14 @@ __all__ = [
     "cross_entropy", "dice_ce_loss", "dice_loss", "dino_loss", "dist_loss", "distance_box_iou_loss", "distribution_balanced_loss",
     "distribution_focal_loss", "dkd_loss", "dpo_loss", "draft_confidence_weights", "draft_decay_weights", "draft_loss_with_logits",
     "efficient_box_iou_loss", "focal_tversky_loss", "fuse_linear", "gaussian_focal_loss", "gaussian_nll_loss", "general_robust_loss",
-    "generalized_box_iou_loss", "generalized_cross_entropy", "gist_embed_loss", "grpo_loss", "gwd_loss", "hinge_embedding_loss",
-    "huber_loss", "ia_bce_loss", "info_nce_loss", "jaccard_loss", "js_div_with_logits", "jsd_cross_entropy", "kfiou_loss", "kl_div",
-    "kl_div_with_logits", "kld_loss", "koleo_loss", "kto_loss", "l1_loss", "ldam_loss", "linear_cosine_distance", "linear_cross_entropy",
-    "linear_draft_loss", "linear_entropy", "linear_js_div", "linear_kl_div", "linear_mtp_loss", "linear_objective",
+    "generalized_box_iou_loss", "generalized_cross_entropy", "gist_embed_loss", "gram_anchoring_loss", "grpo_loss", "gwd_loss",
+    "hinge_embedding_loss", "huber_loss", "ia_bce_loss", "info_nce_loss", "jaccard_loss", "js_div_with_logits", "jsd_cross_entropy",
+    "kfiou_loss", "kl_div", "kl_div_with_logits", "kld_loss", "koleo_loss", "kto_loss", "l1_loss", "ldam_loss", "linear_cosine_distance",
+    "linear_cross_entropy", "linear_draft_loss", "linear_entropy", "linear_js_div", "linear_kl_div", "linear_mtp_loss", "linear_objective",
     "linear_selective_log_softmax", "linear_top_k", "linear_total_variation", "load_balancing_loss", "log_cosh_loss",
-    "logit_adjusted_cross_entropy", "lovasz_hinge_loss", "lovasz_softmax_loss", "mal_loss", "margin_ranking_loss", "mse_loss",
-    "mtp_targets", "multi_margin_loss", "multi_similarity_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss",
-    "nt_xent_loss", "ohem_cross_entropy", "orpo_loss", "poisson_nll_loss", "poly_binary_cross_entropy", "poly_cross_entropy",
+    "logit_adjusted_cross_entropy", "lovasz_hinge_loss", "lovasz_softmax_loss", "mal_loss", "margin_ranking_loss", "mean_center",
+    "mse_loss", "mtp_targets", "multi_margin_loss", "multi_similarity_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss",
+    "nll_loss", "nt_xent_loss", "ohem_cross_entropy", "orpo_loss", "poisson_nll_loss", "poly_binary_cross_entropy", "poly_cross_entropy",
     "ppo_value_loss", "preference_bce", "preference_bce_with_logits", "probiou_loss", "proxy_anchor_loss", "quality_focal_loss",
     "quantile_loss", "rotated_iou_loss", "scylla_box_iou_loss", "selective_log_softmax", "sequence_logps", "siglip_loss",
     "siglip_loss_from_features", "sigmoid_focal_loss", "simpo_loss", "sinkhorn_center", "smooth_l1_loss", "smoothed_binary_cross_entropy",
@@ -199,12 +199,12 @@ def distribution_balanced_loss(
 
 def zlpr_loss(
     input: Tensor, target: Tensor, reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, normalizer: float | Tensor | None = None,
+    inplace: bool = False, normalizer: float | Tensor | None = None, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def two_way_loss(
     input: Tensor, target: Tensor, tp: float = 4.0, tn: float = 1.0, reduction: ScalarReduction = "mean", *, empty: Empty = "nan",
-    gradient: Gradient | None = None,
+    gradient: Gradient | None = None, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def nll_loss(
@@ -224,30 +224,31 @@ def kl_div(
 def gaussian_nll_loss(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-06, reduction: Reduction = "mean", *,
     empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None, weight: Tensor | None = None,
-    validate: bool | None = None,
+    mask: Tensor | None = None, validate: bool | None = None,
 ) -> Tensor: ...
 
 def poisson_nll_loss(
     input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, size_average: bool | None = None, eps: float = 1e-08,
     reduce: bool | None = None, reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None,
-    normalizer: float | Tensor | None = None, weight: Tensor | None = None,
+    normalizer: float | Tensor | None = None, weight: Tensor | None = None, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def soft_margin_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: Reduction = "mean", *,
     empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None, weight: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def hinge_embedding_loss(
     input: Tensor, target: Tensor, margin: float = 1.0, size_average: bool | None = None, reduce: bool | None = None,
     reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
-    weight: Tensor | None = None,
+    weight: Tensor | None = None, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, size_average: bool | None = None, reduce: bool | None = None,
     reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
-    weight: Tensor | None = None,
+    weight: Tensor | None = None, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def multi_margin_loss(
@@ -679,13 +680,21 @@ def dino_loss(
     validate: bool | None = None, normalizer: float | Tensor | None = None,
 ) -> Tensor: ...
 
-def koleo_loss(input: Tensor, eps: float = 1e-08) -> Tensor: ...
+def koleo_loss(input: Tensor, eps: float = 1e-08, *, group: ProcessGroup | DeviceMesh | None = None) -> Tensor: ...
 
 def vicreg_loss(
-    input1: Tensor, input2: Tensor, lambda_param: float = 25.0, mu_param: float = 25.0, nu_param: float = 1.0, eps: float = 0.0001,
+    input1: Tensor, input2: Tensor, lambda_param: float = 25.0, mu_param: float = 25.0, nu_param: float = 1.0, eps: float = 0.0001, *,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor: ...
 
-def barlow_twins_loss(input1: Tensor, input2: Tensor, lambda_param: float = 0.005, eps: float = 1e-05) -> Tensor: ...
+def barlow_twins_loss(
+    input1: Tensor, input2: Tensor, lambda_param: float = 0.005, eps: float = 1e-05, *, group: ProcessGroup | DeviceMesh | None = None,
+) -> Tensor: ...
+
+def gram_anchoring_loss(
+    input: Tensor, target: Tensor, img_level: bool = True, *, normalize: bool = True, remove_neg: bool = False,
+    remove_only_teacher_neg: bool = False,
+) -> Tensor: ...
 
 @overload
 def draft_loss_with_logits(
@@ -770,17 +779,19 @@ def multi_similarity_loss(
     features: Tensor, labels: Tensor, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, reduction: Reduction = "mean", *,
     epsilon: float | None = None, normalize: bool = True, gathered: Tensor | None = None, gathered_labels: Tensor | None = None,
     offset: int = 0, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor: ...
 
 def circle_loss(
     features: Tensor, labels: Tensor, margin: float = 0.4, gamma: float = 80.0, reduction: Reduction = "mean", *, normalize: bool = True,
     gathered: Tensor | None = None, gathered_labels: Tensor | None = None, offset: int = 0, empty: Empty = "nan",
-    gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+    gradient: Gradient | None = None, normalizer: float | Tensor | None = None, group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor: ...
 
 def proxy_anchor_loss(
     features: Tensor, proxies: Tensor, labels: Tensor, margin: float = 0.1, alpha: float = 32.0, reduction: Reduction = "mean", *,
     normalize: bool = True, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor: ...
 
 @overload

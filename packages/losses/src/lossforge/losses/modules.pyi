@@ -51,11 +51,11 @@ __all__ = [
     "CrossEntropyLoss", "DINOLoss", "DISTLoss", "DKDLoss", "DPOLoss", "DiceCELoss", "DiceLoss", "DistanceBoxIoULoss",
     "DistributionBalancedLoss", "DistributionFocalLoss", "DraftWithLogitsLoss", "EfficientBoxIoULoss", "FocalTverskyLoss", "GISTEmbedLoss",
     "GRPOLoss", "GWDLoss", "GaussianFocalLoss", "GaussianNLLLoss", "GeneralRobustLoss", "GeneralizedBoxIoULoss",
-    "GeneralizedCrossEntropyLoss", "HingeEmbeddingLoss", "HuberLoss", "InfoNCELoss", "IoUAwareBCELoss", "JSDivWithLogitsLoss",
-    "JaccardLoss", "KFIoULoss", "KLDLoss", "KLDivLoss", "KLDivWithLogitsLoss", "KTOLoss", "KoLeoLoss", "L1Loss", "LDAMLoss",
-    "LinearCosineDistanceLoss", "LinearCrossEntropyLoss", "LinearDraftLoss", "LinearJSDivLoss", "LinearKLDivLoss", "LinearMTPLoss",
-    "LinearTotalVariationLoss", "LogCoshLoss", "LogitAdjustedCrossEntropyLoss", "LovaszHingeLoss", "LovaszSoftmaxLoss", "MSELoss",
-    "MarginRankingLoss", "MatchabilityAwareLoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss",
+    "GeneralizedCrossEntropyLoss", "GramAnchoringLoss", "HingeEmbeddingLoss", "HuberLoss", "InfoNCELoss", "IoUAwareBCELoss",
+    "JSDivWithLogitsLoss", "JaccardLoss", "KFIoULoss", "KLDLoss", "KLDivLoss", "KLDivWithLogitsLoss", "KTOLoss", "KoLeoLoss", "L1Loss",
+    "LDAMLoss", "LinearCosineDistanceLoss", "LinearCrossEntropyLoss", "LinearDraftLoss", "LinearJSDivLoss", "LinearKLDivLoss",
+    "LinearMTPLoss", "LinearTotalVariationLoss", "LogCoshLoss", "LogitAdjustedCrossEntropyLoss", "LovaszHingeLoss", "LovaszSoftmaxLoss",
+    "MSELoss", "MarginRankingLoss", "MatchabilityAwareLoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss",
     "MultiSimilarityLoss", "NLLLoss", "NTXentLoss", "OHEMCrossEntropyLoss", "ORPOLoss", "PPOValueLoss", "PoissonNLLLoss",
     "PolyBinaryCrossEntropy", "PolyCrossEntropyLoss", "PreferenceBCELoss", "PreferenceBCEWithLogitsLoss", "ProbIoULoss", "ProxyAnchorLoss",
     "QualityFocalLoss", "QuantileLoss", "RotatedIoULoss", "ScyllaBoxIoULoss", "SigLIPFeaturesLoss", "SigLIPLoss", "SigmoidFocalLoss",
@@ -756,6 +756,17 @@ class GeneralizedCrossEntropyLoss(LossModule):
         self, q: float = 0.7, weight: Tensor | None = None, ignore_index: int = -100, reduction: Reduction = "mean", *,
         empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
         softcap: float | None = None, z_loss: float = 0.0,
+    ) -> None: ...
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+    def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+
+class GramAnchoringLoss(LossModule):
+    img_level: bool
+    normalize: bool
+    remove_neg: bool
+    remove_only_teacher_neg: bool
+    def __init__(
+        self, img_level: bool = True, *, normalize: bool = True, remove_neg: bool = False, remove_only_teacher_neg: bool = False,
     ) -> None: ...
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...

@@ -389,8 +389,8 @@ def fits(name: str, t: Tensor, condition: bool, needed: str, *sizes: object) -> 
         raise ValueError(f"{name} must {needed.format(*told)}, got {tuple(t.shape)}")
 
 
-def broadcasts(name: str, t: Tensor, x: Tensor) -> None:
-    fits(name, t, expands(t, x.shape), "broadcast to the shape of input, {}", x.shape)
+def broadcasts(name: str, t: Tensor, x: Tensor, of: str = "input") -> None:
+    fits(name, t, expands(t, x.shape), f"broadcast to the shape of {of}, {{}}", x.shape)
 
 
 def same_dimensions(tensors: Mapping[str, object]) -> None:

@@ -73,6 +73,12 @@ class WeightedOptions(SharedOptions, Weight, total=False):
     """For losses of other things than logits."""
 
 
+class MaskedWeightedOptions(WeightedOptions, total=False):
+    """mask: which elements count."""
+
+    mask: Tensor | None
+
+
 class CornerOptions(WeightedOptions, total=False):
     """format: of both boxes. validate: raise where a box is flipped, which waits for the device."""
 
@@ -114,6 +120,16 @@ class MaskedOptions(CheckedOptions, total=False):
     """mask: which pixels count."""
 
     mask: Tensor | None
+
+
+class MaskedScalarOptions(ScalarOptions, total=False):
+    """mask: which classes of a sample count."""
+
+    mask: Tensor | None
+
+
+class MaskedInplaceOptions(InplaceOptions, MaskedScalarOptions, total=False):
+    """With the gradient in the memory of the logits, and a normalizer."""
 
 
 class OfRows(TypedDict, total=False):
@@ -249,20 +265,20 @@ def broadcast_weight(options: WeightedOptions, x: Tensor, of: str, shape: torch.
     return weight
 
 
-def checked_mask(mask: object, x: Tensor) -> Tensor:
-    """Return a mask once its type and its device are checked: bool, or weights without a gradient."""
+def checked_mask(mask: object, x: Tensor, of: str = "input") -> Tensor:
+    """Return a mask once its type and its device are checked: bool, or weights without a gradient. of: what the loss calls x."""
     t = checks.tensor("mask", mask)
     if t.dtype != torch.bool and not t.is_floating_point():
         raise TypeError(f"mask must be of dtype bool, or floating where it holds weights, got {t.dtype}: did you mean mask.bool()?")
     checks.without_gradient("mask", t)
-    checks.beside("mask", t, x)
+    checks.beside("mask", t, x, of)
     return t
 
 
-def mask_of_elements(mask: object, x: Tensor) -> Tensor:
-    """Return a mask of elements as weights, which broadcast to x."""
-    t = checked_mask(mask, x)
-    checks.broadcasts("mask", t, x)
+def mask_of_elements(mask: object, x: Tensor, of: str = "input") -> Tensor:
+    """Return a mask of elements as weights, which broadcast to x. of: what the loss calls x."""
+    t = checked_mask(mask, x, of)
+    checks.broadcasts("mask", t, x, of)
     return t if t.is_floating_point() else t.to(x.dtype)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from lossforge.kernels.elements.calls import PointwiseCall
 from lossforge.losses.base import checks
 from lossforge.losses.base.broadcast import of_one_shape
-from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, checked_call
+from lossforge.losses.base.options import MaskedWeightedOptions, broadcast_weight, check_options, checked_call, mask_of_elements
 from lossforge.losses.base.record import SCALAR, CheckedCall, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.templates.plain_forms import accurate, counted, reduced_call
@@ -17,7 +17,7 @@ from lossforge.losses.templates.plain_forms.infinite import with_call
 
 
 def pointwise_loss(
-    formula: str, tensors: dict[str, Any], hyper: list[float], reduction: str, options: WeightedOptions, labels: str = ""
+    formula: str, tensors: dict[str, Any], hyper: list[float], reduction: str, options: MaskedWeightedOptions, labels: str = ""
 ) -> CheckedCall[PointwiseCall]:
     """Check arguments.
 
@@ -32,11 +32,29 @@ def pointwise_loss(
         tensors[name] = beside(name, t, x, first)
     if labels:
         checks.without_gradient(labels, tensors[labels])
-    divisor = check_options(x, reduction, options, WeightedOptions, first)
+    divisor = check_options(x, reduction, options, MaskedWeightedOptions, first)
     x, y, *z = of_one_shape(tensors)
     weight = broadcast_weight(options, x, first, x.shape, f"broadcast to the shape of {first},")
     call = PointwiseCall(formula, x, y, z[0] if z else None, weight=weight, hyper=hyper, reduction=reduction)
+    if options.get("mask") is not None:
+        mask = mask_of_elements(options["mask"], x, first)
+        call = _masked(call, mask)
+        if reduction == "mean" and options.get("normalizer") is None:
+            options["normalizer"] = divisor = mask.expand(x.shape).sum(dtype=torch.promote_types(x.dtype, torch.float32))
     return checked_call(call, options, divisor)
+
+
+def _masked(call: PointwiseCall, mask: Tensor) -> PointwiseCall:
+    """Return the call whose elements have their mask as a weight, or as a factor of theirs. mask: broadcasts to x."""
+    weight, nothing = call.weight, mask == 0
+    if weight is None:
+        return call._replace(weight=mask)
+    if weight.requires_grad:  # then an element of weight 0 is computed, because its loss is the weight's gradient
+        x, y, z = (None if t is None else torch.where(nothing, 0.5, t) for t in (call.x, call.y, call.z))
+        assert x is not None
+        assert y is not None
+        call = call._replace(x=x, y=y, z=z)
+    return call._replace(weight=torch.where(nothing, 0.0, mask * weight))
 
 
 def beside(name: str, value: object, x: Tensor, of: str) -> Tensor:
@@ -91,6 +109,10 @@ DOCS = TemplateDocs(
         "weight": (
             "broadcasts to input, a factor of each element's loss. An element of weight 0 adds nothing, whatever it holds. A mean still "
             "divides by the number of elements."
+        ),
+        "mask": (
+            "which elements count, bool, or floats as weights; broadcasts to input. A mean divides by the elements that count, or by the "
+            "sum of the mask; what the others hold reaches neither value nor gradient."
         ),
     },
     returns=f'{SCALAR}; with reduction "none" a tensor in the shape and dtype of input.',

@@ -27,8 +27,8 @@ from lossforge.losses.base.option_types import (
 )
 from lossforge.losses.base.options import (
     ElementwiseOptions,
-    InplaceOptions,
-    ScalarOptions,
+    MaskedInplaceOptions,
+    MaskedScalarOptions,
     WeightedElementwiseOptions,
     check_options,
     checked_call,
@@ -39,6 +39,7 @@ from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.templates.elementwise import ELEMENTWISE, dense, elementwise_loss, of_dim, per_sample, summed_over, with_parameter
 from lossforge.losses.templates.multilabel import MULTILABEL
+from lossforge.losses.templates.plain_forms import accurate
 
 
 @formula(
@@ -773,7 +774,7 @@ def zlpr_loss(
     input: Tensor,  # (…, C)
     target: Tensor,  # as input
     reduction: Reduction = "mean",
-    **options: Unpack[InplaceOptions],
+    **options: Unpack[MaskedInplaceOptions],
 ) -> CheckedCall[MultilabelCall]:
     """ZLPR loss, softmax cross entropy of samples with several labels, as timm.loss.ZlprLoss (Su et al. 2022, arXiv 2208.02955).
 
@@ -790,14 +791,24 @@ def zlpr_loss(
     Args:
         input: logits (…, C), of any floating dtype, the classes last.
         target: in the shape of input, of any real dtype or bool; above ½ where a class holds.
+        mask: which classes of a sample count, bool, or floats as weights of their exponentials, as if a class were there as often. It
+            broadcasts to input. The others may hold anything. A mean divides by the samples of which a class counts.
 
     Examples:
         >>> logits = torch.randn(8, 80, requires_grad=True)
         >>> zlpr_loss(logits, torch.rand(8, 80) > 0.9).backward()
     """
     _check(input, target)
-    divisor = check_options(input, reduction, options, InplaceOptions)
+    divisor = check_options(input, reduction, options, MaskedInplaceOptions)
     lead = input.shape[:-1]
+    if (given := options.get("mask")) is not None:
+        if options.get("inplace"):
+            raise ValueError("inplace=True excludes mask, with which the gradient is that of other logits")
+        mask = mask_of_elements(given, input)
+        input, target = _of_counted(input, target, given, 1.0, 1.0)
+        if reduction == "mean" and options.get("normalizer") is None:
+            counts = mask.expand(input.shape).amax(-1)
+            options["normalizer"] = divisor = counts.sum(dtype=torch.promote_types(input.dtype, torch.float32))
     x, y = (t if t.ndim == 2 else t.reshape(-1, t.shape[-1]) for t in (input, target))
     call = MultilabelCall("zlpr", x, y, reduction=reduction)
     shaped = len(lead) != 1 and reduction == "none"
@@ -820,7 +831,7 @@ def two_way_loss(
     tp: Positive = 4.0,
     tn: Positive = 1.0,
     reduction: ScalarReduction = "mean",
-    **options: Unpack[ScalarOptions],
+    **options: Unpack[MaskedScalarOptions],
 ) -> CheckedCall[MultilabelCall]:
     """Two-way multi-label loss, as timm.loss.TwoWayLoss (Kobayashi 2023, CVPR, "Two-way Multi-Label Loss").
 
@@ -837,6 +848,8 @@ def two_way_loss(
     Args:
         input: logits (N, C), of any floating dtype.
         target: in the shape of input, of any real dtype or bool; above ½ where a class holds.
+        mask: which classes of a sample count, bool, or floats as weights of their exponentials, as if a class were there as often. It
+            broadcasts to input. The others may hold anything, and are neither positives nor negatives.
         tp: temperature above 0 of the positives' soft minimum.
         tn: temperature above 0 of the negatives' soft maximum.
         reduction: "mean", of each direction; or "sum".
@@ -849,11 +862,26 @@ def two_way_loss(
     _check(input, target)
     checks.fits("input", input, input.ndim == 2, "have shape (N, C)")
     checks.one_of("reduction", reduction, ("mean", "sum"))
-    check_options(input, reduction, options, ScalarOptions)
+    check_options(input, reduction, options, MaskedScalarOptions)
     numbers: dict[str, Any] = {
         "tp": checks.number("tp", tp, 0.0, exclusive=True),
         "tn": checks.number("tn", tn, 0.0, exclusive=True),
         "paired": True,
         "reduction": reduction,
     }
+    if (mask := options.get("mask")) is not None:
+        mask_of_elements(mask, input)
+        input, target = _of_counted(input, target, mask, numbers["tp"], numbers["tn"])
     return checked_call(MultilabelCall("two_way", input, target, **numbers), options, None)
+
+
+def _of_counted(input: Tensor, target: Tensor, mask: Tensor, tp: float, tn: float) -> tuple[Tensor, Tensor]:
+    """Return logits and targets whose exponentials have the mask as factors: w exp(x / tn) of a negative, w exp(-x / tp) of a positive.
+
+    A class that does not count is a negative whose exponential is 0.
+    """
+    positive = (target > 0.5) & (mask != 0)
+    if mask.dtype == torch.bool:
+        return torch.where(mask, input, -torch.inf), positive
+    shift = mask.log() * torch.where(positive, -tp, tn)
+    return torch.where(mask == 0, -torch.inf, accurate(input) + shift), positive

@@ -11,7 +11,7 @@ from lossforge.kernels.elements.calls import PointwiseCall
 from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.option_types import Real, Reduction
-from lossforge.losses.base.options import CheckedOptions, WeightedOptions
+from lossforge.losses.base.options import CheckedOptions, MaskedWeightedOptions
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.formulas.device_names import logistic, tl
@@ -42,7 +42,7 @@ def soft_margin_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[WeightedOptions],
+    **options: Unpack[MaskedWeightedOptions],
 ) -> CheckedCall[PointwiseCall]:
     """Soft margin loss of labels 1 and -1, as torch.nn.functional.soft_margin_loss: binary cross entropy in other labels.
 
@@ -89,7 +89,7 @@ def hinge_embedding_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[WeightedOptions],
+    **options: Unpack[MaskedWeightedOptions],
 ) -> CheckedCall[PointwiseCall]:
     """Hinge embedding loss of distances, as torch.nn.functional.hinge_embedding_loss.
 
@@ -140,7 +140,7 @@ def margin_ranking_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[WeightedOptions],
+    **options: Unpack[MaskedWeightedOptions],
 ) -> CheckedCall[PointwiseCall]:
     """Margin ranking loss of two scores, as torch.nn.functional.margin_ranking_loss.
 

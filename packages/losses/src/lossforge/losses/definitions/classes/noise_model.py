@@ -13,13 +13,13 @@ from lossforge.kernels.torch_internals import transformed
 from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.option_types import Positive, Reduction
-from lossforge.losses.base.options import WeightedOptions
+from lossforge.losses.base.options import MaskedWeightedOptions
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.templates.pointwise import POINTWISE, beside, pointwise_loss
 
 
-class VarianceOptions(WeightedOptions, total=False):
+class VarianceOptions(MaskedWeightedOptions, total=False):
     validate: bool | None
 
 
@@ -79,14 +79,25 @@ def gaussian_nll_loss(
     checks.whole("input", input)
     hyper = [float(full), checks.number("eps", eps, 0.0, exclusive=True)]
     var = beside("var", var, input, "input") if isinstance(var, Tensor) else input.new_full((), checks.number("var", var, 0.0))
-    _not_negative(var, options.pop("validate", None))
+    _not_negative(var, options.pop("validate", None), options.get("mask"))
     return pointwise_loss("gaussian_nll", {"input": input, "target": target, "var": _as_input(var, input)}, hyper, reduction, options)
 
 
-def _not_negative(var: Tensor, validate: bool | None) -> None:
-    """Check the values of variances, where the host can read them now: not while torch.compile traces."""
+def _not_negative(var: Tensor, validate: bool | None, mask: object) -> None:
+    """Check the values of variances, where the host can read them now: not while torch.compile traces.
+
+    mask: which elements count. Variances that broadcast to it are checked where they do.
+    """
     asked = var.device.type == "cpu" or (checks.VALIDATE if validate is None else validate)
-    if asked and checks.known(var) and not transformed(var) and (var < 0).any():
+    if not (asked and checks.known(var)) or transformed(var):
+        return
+    wrong = var < 0
+    if isinstance(mask, Tensor) and wrong.any():
+        if not checks.known(mask) or mask.device != var.device:
+            return
+        wrong = wrong.unsqueeze(-1) if wrong.ndim < mask.ndim else wrong
+        wrong = wrong & (mask != 0)
+    if wrong.any():
         raise ValueError(f"var must be at least 0, got {var.min().item():g}")
 
 
@@ -143,7 +154,7 @@ def poisson_nll_loss(
     eps: Positive = 1e-8,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[WeightedOptions],
+    **options: Unpack[MaskedWeightedOptions],
 ) -> CheckedCall[PointwiseCall]:
     """Poisson negative log-likelihood of counts, as torch.nn.functional.poisson_nll_loss.
 

@@ -1,8 +1,7 @@
 """Contrastive losses: of a matrix of similarities, or of the features whose similarities are then in no memory."""
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Unpack, get_args
+from collections.abc import Sequence
+from typing import Any, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +13,13 @@ from lossforge.kernels.features.calls import OTHERS, OWN, SAME, ContrastiveCall,
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, loss, public
-from lossforge.losses.base.option_types import DeviceMesh, Direction, NonNegative, Positive, ProcessGroup, Reduction
+from lossforge.losses.base.option_types import Direction, NonNegative, Positive, Reduction
 from lossforge.losses.base.options import ElementwiseOptions, InplaceOptions, SharedOptions, check_options, checked_call
 from lossforge.losses.base.record import CheckedCall, Finish, first
 from lossforge.losses.base.state import autocast_dtype, without_autocast
 from lossforge.losses.engine.calls import compute
-from lossforge.losses.engine.parallel.contrastive import RefusedByAllError, over_processes, tell_refusal
+from lossforge.losses.engine.parallel import spread
+from lossforge.losses.engine.parallel.contrastive import over_processes
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss
 from lossforge.losses.templates.plain_forms import accurate, reduced_call, unit_rows
 from lossforge.losses.templates.rowwise import rowwise_loss
@@ -212,56 +212,6 @@ def checked_features(call: SimilarityCall, options: SharedOptions, of: str) -> C
     return checked_call(call, options, check_options(call.a, call.reduction, options, SharedOptions, of))
 
 
-class SpreadOptions(SharedOptions, total=False):
-    """group: processes over which the features are spread."""
-
-    group: ProcessGroup | DeviceMesh | None
-
-
-P = ParamSpec("P")
-
-
-def _over_processes(definition: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Where the features are spread over processes, leave a graph of torch.compile, and tell the others of arguments that are refused."""
-
-    @functools.wraps(definition)
-    def called(*args: P.args, **options: P.kwargs) -> Tensor:
-        if (group := options.get("group")) is None:
-            return definition(*args, **options)
-        if torch.compiler.is_compiling():
-            # not by torch's decorator, whose import of torch.compile takes long
-            found: Tensor = torch.compiler.disable(called)(*args, **options)
-            return found
-        try:
-            return definition(*args, **options)
-        except RefusedByAllError:
-            raise
-        except (TypeError, ValueError, IndexError):
-            tell_refusal(group, [*args, *options.values()])
-            raise
-
-    return called
-
-
-def _group_of(options: SpreadOptions, gathered: dict[str, bool], others: dict[str, bool] | None = None) -> Any:
-    """Take the group out of the options.
-
-    Args:
-        gathered: by name, whether an argument says how features of other processes are laid out.
-        others: whether one is given that is not served with group.
-    """
-    group = options.pop("group", None)
-    if group is None:
-        return None
-    for name, given in gathered.items():
-        if given:
-            raise ValueError(f"{name} belongs to features that were gathered: with group each process gives its own pairs alone")
-    for name, given in (others or {}).items():
-        if given:
-            raise ValueError(f"{name} is not served with group: gather the features, and leave group out")
-    return group
-
-
 def _of_group(checked: CheckedCall[SimilarityCall], group: Any, of: str, distinct: bool = False) -> Any:
     """Return a checked call; with group its loss. distinct: whether equal labels of two processes mean two things."""
     return checked if group is None else over_processes(group, checked, of, distinct)
@@ -282,7 +232,7 @@ def whole_offset(offset: int, rows: int, columns: int, of: str) -> int:
         forward="query: Tensor, positive: Tensor, negatives: Tensor | None = None",
     ),
 )
-@_over_processes
+@spread.over_processes
 def info_nce_loss(
     query: Tensor,  # (N, D)
     positive: Tensor,  # (M, D), M ≥ N
@@ -298,7 +248,7 @@ def info_nce_loss(
     directions: tuple[Direction, ...] = ("query_to_doc",),
     decoupled: bool = False,
     hardness: NonNegative = 0.0,
-    **options: Unpack[SpreadOptions],
+    **options: Unpack[spread.SpreadOptions],
 ) -> Tensor:
     """InfoNCE of features, as info_nce.info_nce and sentence-transformers' MultipleNegativesRankingLoss (arXiv 1807.03748).
 
@@ -340,7 +290,7 @@ def info_nce_loss(
     several = negatives.shape[:2] if isinstance(negatives, Tensor) and negatives.ndim == 3 else None
     hardness = checks.number("hardness", hardness, 0.0)
     others_given = {"directions": tuple(directions) != DIRECTIONS[:1], "decoupled": decoupled, "hardness": checks.nonzero(hardness)}
-    group = _group_of(
+    group = spread.group_of(
         options, {"offset": checks.whole_number("offset", offset) != 0}, others_given | {"negatives (N, K, D)": several is not None}
     )
     given = {"query": query, "positive": positive}
@@ -454,7 +404,7 @@ def beside_positives(query: Tensor, positive: Tensor, found: Sequence[tuple[Tens
         forward="input1: Tensor, input2: Tensor",
     ),
 )
-@_over_processes
+@spread.over_processes
 def nt_xent_loss(
     input1: Tensor,  # (N, D)
     input2: Tensor,  # (N, D)
@@ -466,7 +416,7 @@ def nt_xent_loss(
     gathered1: Tensor | None = None,  # (M, D)
     gathered2: Tensor | None = None,  # (M, D)
     offset: int = 0,
-    **options: Unpack[SpreadOptions],
+    **options: Unpack[spread.SpreadOptions],
 ) -> Tensor:
     """Normalised temperature-scaled cross entropy of two views, the loss of SimCLR (Chen et al. 2020, arXiv 2002.05709).
 
@@ -497,7 +447,7 @@ def nt_xent_loss(
     a, b = features_of(normalize, input1=input1, input2=input2)
     checks.fits("input2", b, len(a) == len(b), "have the shape of input1, {}", a.shape)
     further = {"gathered1": gathered1 is not None, "gathered2": gathered2 is not None, "offset": checks.whole_number("offset", offset) != 0}
-    group = _group_of(options, further, {"decoupled": decoupled})
+    group = spread.group_of(options, further, {"decoupled": decoupled})
     finish: Finish[Tensor] = first
     if gathered1 is None or gathered2 is None:
         if gathered1 is not None or gathered2 is not None or offset:
@@ -537,7 +487,7 @@ def _of_views(views: Tensor, others: Tensor, offset: int) -> tuple[SimilarityCal
         forward="features: Tensor, labels: Tensor | None = None",
     ),
 )
-@_over_processes
+@spread.over_processes
 def supervised_contrastive_loss(
     features: Tensor,  # (N, D), (N, V, D)
     labels: Tensor | None = None,  # (N,)
@@ -549,7 +499,7 @@ def supervised_contrastive_loss(
     gathered: Tensor | None = None,  # (M, D), (M, V, D)
     gathered_labels: Tensor | None = None,  # (M,)
     offset: int = 0,
-    **options: Unpack[SpreadOptions],
+    **options: Unpack[spread.SpreadOptions],
 ) -> Tensor:
     """Supervised contrastive loss, as SupContrast's SupConLoss (Khosla et al. 2020, arXiv 2004.11362).
 
@@ -577,7 +527,7 @@ def supervised_contrastive_loss(
     checks.whole("features", features)
     shape = tuple(features.shape)
     checks.fits("features", features, features.ndim in (2, 3), "have shape (N, D) or (N, V, D)")
-    group = _group_of(
+    group = spread.group_of(
         options,
         {
             "gathered": gathered is not None,
@@ -644,7 +594,7 @@ def _labels_of(name: str, labels: Tensor | None, features: Tensor) -> Tensor:
         forward="image_features: Tensor, text_features: Tensor, logit_scale: float | Tensor = 1.0",
     ),
 )
-@_over_processes
+@spread.over_processes
 def clip_loss_from_features(
     image_features: Tensor,  # (N, D)
     text_features: Tensor,  # (M, D), M ≥ N
@@ -653,7 +603,7 @@ def clip_loss_from_features(
     *,
     offset: int = 0,
     normalize: bool = False,
-    **options: Unpack[SpreadOptions],
+    **options: Unpack[spread.SpreadOptions],
 ) -> Tensor:
     """Symmetric InfoNCE of image and text features, as open_clip.ClipLoss (Radford et al. 2021, arXiv 2103.00020).
 
@@ -678,7 +628,7 @@ def clip_loss_from_features(
         >>> clip_loss_from_features(images.requires_grad_(), texts, logit_scale=100.0).backward()
     """
     a, b = features_of(normalize, image_features=image_features, text_features=text_features)
-    group = _group_of(options, {"offset": checks.whole_number("offset", offset) != 0})
+    group = spread.group_of(options, {"offset": checks.whole_number("offset", offset) != 0})
     if group is not None:
         checks.fits("text_features", b, len(a) == len(b), "have as many rows as image_features where group is given, {}", len(a))
     offset = whole_offset(offset, len(a), len(b), "text_features")
@@ -696,7 +646,7 @@ def clip_loss_from_features(
         forward="image_features: Tensor, text_features: Tensor, logit_scale: float | Tensor = 1.0, logit_bias: float | Tensor = 0.0",
     ),
 )
-@_over_processes
+@spread.over_processes
 def siglip_loss_from_features(
     image_features: Tensor,  # (N, D)
     text_features: Tensor,  # (M, D)
@@ -707,7 +657,7 @@ def siglip_loss_from_features(
     offset: int = 0,
     negative_only: bool = False,
     normalize: bool = False,
-    **options: Unpack[SpreadOptions],
+    **options: Unpack[spread.SpreadOptions],
 ) -> Tensor:
     """Pairwise sigmoid loss of image and text features, as open_clip's SigLipLoss (Zhai et al. 2023, arXiv 2303.15343).
 
@@ -732,7 +682,7 @@ def siglip_loss_from_features(
         >>> siglip_loss_from_features(images.requires_grad_(), texts, 10.0, -10.0).backward()
     """
     a, b = features_of(normalize, image_features=image_features, text_features=text_features)
-    group = _group_of(options, {"offset": checks.whole_number("offset", offset) != 0, "negative_only": negative_only})
+    group = spread.group_of(options, {"offset": checks.whole_number("offset", offset) != 0, "negative_only": negative_only})
     (number, scale), (shift, bias) = number_of("logit_scale", logit_scale, a), number_of("logit_bias", logit_bias, a)
     offset = NOWHERE if negative_only else checks.whole_number("offset", offset)
     call = SimilarityCall("sigmoid", a, b, scale=scale, bias=bias, logit_scale=number, logit_bias=shift if bias is None else 0.0)

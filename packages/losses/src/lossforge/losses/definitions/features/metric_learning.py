@@ -1,6 +1,6 @@
 """Losses of features by all pairs of a batch, beside those of contrastive.py."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from lossforge.losses.definitions.features.contrastive import (
     softened,
     whole_offset,
 )
+from lossforge.losses.engine.parallel import spread
+from lossforge.losses.engine.parallel.batch import batch_of, loss_of_rows
 from lossforge.losses.templates.plain_forms import accurate
 from lossforge.losses.templates.similarity import SIMILARITY
 
@@ -142,6 +144,7 @@ LABELLED = "`forward` takes gathered, gathered_labels and offset as well."
         forward="features: Tensor, labels: Tensor",
     ),
 )
+@spread.over_processes
 def multi_similarity_loss(
     features: Tensor,  # (N, D)
     labels: Tensor,  # (N,)
@@ -155,8 +158,8 @@ def multi_similarity_loss(
     gathered: Tensor | None = None,  # (M, D)
     gathered_labels: Tensor | None = None,  # (M,)
     offset: int = 0,
-    **options: Unpack[SharedOptions],
-) -> CheckedCall[SimilarityCall]:
+    **options: Unpack[spread.SpreadOptions],
+) -> Tensor:
     """Multi-similarity loss, as pytorch-metric-learning's MultiSimilarityLoss (Wang et al. 2019, arXiv 1904.06627).
 
     L = ln(1 + Σₚ exp(-α (xᵢₚ - λ))) / α + ln(1 + Σₙ exp(β (xᵢₙ - λ))) / β, x = z · z, p the others of the same label, n those of other
@@ -179,16 +182,19 @@ def multi_similarity_loss(
         gathered: the features of M samples, those of this device among them; a row is compared with these in place of `features`.
         gathered_labels: their labels.
         offset: the row of `gathered` that is the first of features.
+        group: processes over which the rows are spread: each gives its own rows, of any number, and all compare them with the rows of all,
+            which are gathered. Else as info_nce_loss's.
 
     Examples:
         >>> multi_similarity_loss(torch.randn(8, 32, requires_grad=True), torch.arange(8) % 3, epsilon=0.1).backward()
     """
+    group = _group_of(options, gathered, gathered_labels, offset)
     call = _of_features(features, labels, gathered, gathered_labels, offset, normalize)
     a, b = checks.number("alpha", alpha, 0.0, exclusive=True), checks.number("beta", beta, 0.0, exclusive=True)
     base = checks.number("base", base)
     last = 0.0 if epsilon is None else checks.number("epsilon", epsilon, 0.0)
     call = call._replace(loss="apart", hyper=[a, b, base, base, 1.0 / a, 1.0 / b, last], mined=epsilon is not None, reduction=reduction)
-    return checked_features(call, options, "features")
+    return _of_group(checked_features(call, options, "features"), group)
 
 
 def _of_features(
@@ -201,6 +207,22 @@ def _of_features(
     return of_labels(features, labels, gathered, gathered_labels, offset, normalize)
 
 
+def _group_of(options: spread.SpreadOptions, gathered: Tensor | None, gathered_labels: Tensor | None, offset: int) -> Any:
+    given = {"gathered": gathered is not None, "gathered_labels": gathered_labels is not None}
+    return spread.group_of(options, given | {"offset": checks.whole_number("offset", offset) != 0})
+
+
+def _of_group(checked: CheckedCall[SimilarityCall], group: Any) -> Any:
+    """Return a checked call of labelled features; with group its loss, of this process's rows against the rows of all."""
+    call = checked.call
+    if group is None or call.row_labels is None:
+        return checked
+    batch = batch_of(group, "features", call.a)
+    own = call.row_labels.long()
+    call = call._replace(b=batch.gathered(call.b), row_labels=own, column_labels=batch.gathered(own), offset=batch.first)
+    return loss_of_rows(batch, checked._replace(call=call), batch.total)
+
+
 @public(
     SIMILARITY.docs,
     Module(
@@ -211,6 +233,7 @@ def _of_features(
         kept=("margin",),
     ),
 )
+@spread.over_processes
 def circle_loss(
     features: Tensor,  # (N, D)
     labels: Tensor,  # (N,)
@@ -222,8 +245,8 @@ def circle_loss(
     gathered: Tensor | None = None,  # (M, D)
     gathered_labels: Tensor | None = None,  # (M,)
     offset: int = 0,
-    **options: Unpack[SharedOptions],
-) -> CheckedCall[SimilarityCall]:
+    **options: Unpack[spread.SpreadOptions],
+) -> Tensor:
     """Circle loss of pairs, as pytorch-metric-learning's CircleLoss (Sun et al. 2020, arXiv 2002.10857).
 
     L = ln(1 + Σₚ exp(γ wₚ (1 - m - xᵢₚ)) Σₙ exp(γ wₙ (xᵢₙ - m))), x = z · z, wₚ = max(0, 1 + m - xᵢₚ), wₙ = max(0, xᵢₙ + m), which have
@@ -246,14 +269,17 @@ def circle_loss(
         gathered: the features of M samples, those of this device among them; a row is compared with these in place of `features`.
         gathered_labels: their labels.
         offset: the row of `gathered` that is the first of features.
+        group: processes over which the rows are spread: each gives its own rows, of any number, and all compare them with the rows of all,
+            which are gathered. Else as info_nce_loss's.
 
     Examples:
         >>> circle_loss(torch.randn(8, 32, requires_grad=True), torch.arange(8) % 3).backward()
     """
+    group = _group_of(options, gathered, gathered_labels, offset)
     call = _of_features(features, labels, gathered, gathered_labels, offset, normalize)
     m, scale = checks.number("margin", margin), checks.number("gamma", gamma, 0.0, exclusive=True)
     call = call._replace(loss="circle", hyper=[scale, scale, 1.0 - m, m, 1.0, 1.0, 2.0 * m], reduction=reduction)
-    return checked_features(call, options, "features")
+    return _of_group(checked_features(call, options, "features"), group)
 
 
 @public(
@@ -266,6 +292,7 @@ def circle_loss(
         kept=("margin",),
     ),
 )
+@spread.over_processes
 def proxy_anchor_loss(
     features: Tensor,  # (N, D)
     proxies: Tensor,  # (C, D)
@@ -275,8 +302,8 @@ def proxy_anchor_loss(
     reduction: Reduction = "mean",
     *,
     normalize: bool = True,
-    **options: Unpack[SharedOptions],
-) -> CheckedCall[SimilarityCall]:
+    **options: Unpack[spread.SpreadOptions],
+) -> Tensor:
     """Proxy anchor loss, as pytorch-metric-learning's ProxyAnchorLoss (Kim et al. 2020, arXiv 2003.13911).
 
     L = 1/|P⁺| Σ_c ln(1 + Σₚ exp(-α (x_cp - δ))) + 1/C Σ_c ln(1 + Σₙ exp(α (x_cn + δ))), x = proxies · featuresᵀ, p the features of
@@ -298,6 +325,9 @@ def proxy_anchor_loss(
         alpha: α above 0, the scale.
         reduction: "mean" as in the formula; "none", (C,), a proxy's own: its term of positives times C / |P⁺|, and its term of negatives;
             "sum" adds these up, and a normalizer divides their sum.
+        group: processes over which the features are spread, which are gathered: each gives its own, of any number, and has all proxies, of
+            which it computes a part. Their gradients are this part's; DDP's average is that of the loss. "none" gives the values of all
+            proxies in every process. Else as info_nce_loss's.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -307,17 +337,25 @@ def proxy_anchor_loss(
         >>> features, proxies = torch.randn(8, 32, requires_grad=True), torch.randn(5, 32, requires_grad=True)
         >>> proxy_anchor_loss(features, proxies, torch.arange(8) % 5).backward()
     """
+    group = spread.group_of(options, {})
     b, a = features_of(normalize, features=features, proxies=proxies)
     classes = len(a)
     divisor = check_options(b, reduction, options, SharedOptions, "features")
     labels = checks.indices("labels", labels, features, checks.Allowed(0, classes, None, None), (len(b),), (torch.int64,))
+    scale, delta = checks.number("alpha", alpha, 0.0, exclusive=True), checks.number("margin", margin)
+    batch = batch_of(group, "features", b, a)
+    b, labels = batch.gathered(b), batch.gathered(labels)
     outside = (labels < 0) | (labels >= classes)
     seen = torch.zeros(classes + 1, dtype=torch.promote_types(b.dtype, torch.float32), device=b.device)
     present = seen.index_fill_(0, torch.where(outside, classes, labels), 1.0)[:classes].sum()
     present = torch.where(outside.any(), torch.nan, present)
-    scale, delta = checks.number("alpha", alpha, 0.0, exclusive=True), checks.number("margin", margin)
-    call = SimilarityCall("apart", a, b, row_labels=torch.arange(classes, device=b.device), column_labels=labels, reduction=reduction)
+    rows = torch.arange(classes, device=b.device)
+    if group is not None and reduction != "none":  # each process computes a part of the proxies
+        own = slice(*[classes * r // len(batch.rows) for r in (batch.rank, batch.rank + 1)])
+        a, rows = a[own], rows[own]
+    call = SimilarityCall("apart", a, b, row_labels=rows, column_labels=labels, reduction=reduction)
     call = call._replace(hyper=[scale, scale, delta, -delta, 1.0, 1.0, 0.0], negative_weight=present / classes)
     mean = reduction == "mean" and options.get("normalizer") is None
     call = call._replace(loss_scale=1.0 if mean else float(classes))  # over |P⁺|
-    return checked_call(call, options, present if divisor is None else present * divisor)
+    checked: Any = checked_call(call, options, present if divisor is None else present * divisor)
+    return checked if group is None else loss_of_rows(batch, checked, classes)

@@ -37,7 +37,7 @@ class LoadBalancingOutput(Outputs):
 def load_balancing_loss(
     router_logits: Tensor,  # (…, E)
     top_k: int = 2,
-    attention_mask: Tensor | None = None,  # broadcasts to (…)
+    attention_mask: Tensor | None = None,  # broadcasts to (…); (batch, tokens)
     *,
     balance: float = 1.0,
     z_loss: float = 0.0,
@@ -60,7 +60,9 @@ def load_balancing_loss(
     Args:
         router_logits: (…, E), of any floating dtype, the experts last; at most 4,096.
         top_k: experts that each token takes.
-        attention_mask: 1 where a token counts, 0 where it is padding, of any dtype; broadcasts to the leading dimensions.
+        attention_mask: 1 where a token counts, 0 where it is padding, of any dtype; broadcasts to the leading dimensions. Or, as in
+            transformers, (batch, tokens) beside logits (batch · tokens, E), or (layers · batch · tokens, E) of layers one after the other,
+            for each of which the mask holds.
         balance: coefficient of the load balancing; with 0 the loss is the z-loss.
         z_loss: coefficient of the router z-loss, such as 1e-3.
         outputs: names of what to give as well: "z_loss", the part of z_loss, without gradient, for logs.
@@ -82,9 +84,7 @@ def load_balancing_loss(
         if attention_mask.is_complex():
             raise TypeError(f"attention_mask must be of a real dtype or bool, got {attention_mask.dtype}")
         checks.beside("attention_mask", attention_mask, router_logits, "router_logits")
-        if not checks.expands(attention_mask, tuple(lead)):
-            raise ValueError(f"attention_mask must broadcast to {tuple(lead)}, got shape {tuple(attention_mask.shape)}")
-        mask = attention_mask.expand(lead).reshape(-1)
+        mask = _of_tokens(attention_mask, lead)
         attention_mask = mask if mask.is_floating_point() else mask.to(torch.float32)
     call = RouterCall(
         "load_balancing",
@@ -97,3 +97,15 @@ def load_balancing_loss(
         outputs=LoadBalancingOutput.asked(outputs),
     )
     return CheckedCall(call, options, LoadBalancingOutput.of if any(call.outputs) else first)
+
+
+def _of_tokens(mask: Tensor, lead: list[int]) -> Tensor:
+    """Return a mask as one entry a row of logits whose leading dimensions are `lead`."""
+    if checks.expands(mask, tuple(lead)):
+        return mask.expand(lead).reshape(-1)
+    if not (mask.ndim == 2 and len(lead) == 1 and mask.numel() and lead[0] % mask.numel() == 0):
+        raise ValueError(
+            f"attention_mask must broadcast to {tuple(lead)}, or be (batch, tokens) of rows (layers · batch · tokens,), "
+            f"got shape {tuple(mask.shape)}"
+        )
+    return mask.reshape(-1).repeat(lead[0] // mask.numel())

@@ -19,8 +19,9 @@ from lossforge.kernels.features.calls import SimilarityCall
 from lossforge.kernels.product import add_product
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.base.state import gradient_in_forward, kernels_apply
-from lossforge.losses.engine.parallel.ring import Part, Ring, exchanged
-from lossforge.losses.engine.parallel.shards import all_gathered, membership
+from lossforge.losses.engine.parallel.agreement import RefusedByAllError, agreed
+from lossforge.losses.engine.parallel.ring import Part, Ring
+from lossforge.losses.engine.parallel.shards import all_gathered
 from lossforge.losses.templates.plain_forms import reduced
 from lossforge.losses.templates.similarity import NOWHERE, products, related
 
@@ -43,38 +44,6 @@ def over_processes(group: Any, checked: CheckedCall[SimilarityCall], of: str, di
     sharded = _sharded(group, call, checked.options, of, distinct)
     call = sharded.call
     return checked.finish((_OverProcesses.apply(sharded, call.a, call.b, call.scale, call.bias),))
-
-
-REFUSED = -1
-"""In place of a process's number of rows where it refuses its arguments."""
-
-
-class RefusedByAllError(ValueError):
-    """What processes gave does not fit together, or one of them refused its own. Every process of the group raises it."""
-
-
-def tell_refusal(group: Any, arguments: Sequence[object]) -> None:
-    """Take part in the exchange of sizes in the name of a call that is refused, so that no other process waits for this one."""
-    try:
-        group, _, world = membership(group)
-    except (TypeError, ValueError):  # then there is nobody to tell
-        return
-    given = [t.device for t in arguments if isinstance(t, Tensor)]
-    exchanged([REFUSED] * 7, device_of_exchange(dist.get_backend_config(group), given), group, world)
-
-
-def device_of_exchange(backends: str, given: Sequence[torch.device]) -> torch.device:
-    """Return the device on which the other processes exchange their sizes: that of the features, if anything here tells.
-
-    Args:
-        backends: of the group, one for each type of device, such as "cpu:gloo,cuda:nccl".
-        given: the devices of the arguments. A scalar may be on the CPU beside features on a GPU; what is refused may be on any device.
-    """
-    served = [each.split(":")[0] for each in backends.split(",")]
-    for device in given:
-        if device.type in served and device.type != "cpu":
-            return device
-    return torch.device("cpu") if "cpu" in served else torch.device("cuda", torch.cuda.current_device())
 
 
 class ShardedCall(NamedTuple):
@@ -115,21 +84,12 @@ def wide(t: Tensor) -> torch.dtype:
 
 
 def _sharded(group: Any, call: SimilarityCall, options: Any, of: str, distinct: bool) -> ShardedCall:
-    group, rank, world = membership(group)
     tensors = [t for t in (call.a, call.b, call.scale, call.bias) if t is not None]
     graded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     wanted = torch.is_grad_enabled() and call.b.requires_grad
     in_forward = call.loss == "sigmoid" and graded and gradient_in_forward(options.get("gradient"), _first_graded(tensors), call.reduction)
-    dtypes = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-    numbers = [len(call.a), len(call.b), call.a.shape[1], dtypes.index(call.a.dtype), graded, wanted, in_forward]
-    rows, columns, widths, kinds, *flags = zip(*exchanged(numbers, call.a.device, group, world), strict=True)
-    if REFUSED in rows:
-        refusing = [r for r, n in enumerate(rows) if n == REFUSED]
-        raise RefusedByAllError(f"{of} and all other arguments must be accepted in every process of group, refused in processes {refusing}")
-    for what, found in (("width", widths), ("dtype", [dtypes[k] for k in kinds]), ("need of gradients", [bool(f) for f in flags[0]])):
-        if len(set(found)) > 1:
-            raise RefusedByAllError(f"{of} must have the same {what} in all processes of group, got {[*found]}")
-    if len(set(flags[2])) > 1:
+    group, rank, rows, columns, travels, writing = agreed(group, of, call.a, len(call.b), graded, (wanted, in_forward))
+    if len(set(writing)) > 1:
         raise RefusedByAllError("gradient must be the same in all processes of group, got several")
     if call.row_labels is not None and call.column_labels is not None:
         shift = sum(rows[:rank]) if distinct else 0
@@ -141,7 +101,7 @@ def _sharded(group: Any, call: SimilarityCall, options: Any, of: str, distinct: 
         factor = factor / total if total else 0.0 if call.empty_is_zero else float("nan")
     call = call._replace(reduction=reduction, loss_scale=factor)
     by_kernels = kernels_apply(call.a.detach())
-    return ShardedCall(Ring(group, rank, rows, columns), call, any(flags[1]), in_forward, by_kernels)
+    return ShardedCall(Ring(group, rank, rows, columns), call, any(travels), in_forward, by_kernels)
 
 
 def _first_graded(tensors: Sequence[Tensor]) -> Tensor:
