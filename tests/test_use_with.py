@@ -39,7 +39,7 @@ def test_every_page_is_tried():
     tried |= {"transformers_detection", "sentence_transformers", "segmentation_models_pytorch", "monai"}
     tried |= {"open_clip", "ultralytics"}  # the latter in test_ultralytics.py: it has no code that runs without data
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
-    tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
+    tried |= {"segmentation_libraries", "loss_names"}  # in tests of their names
     tried |= {"from_liger", "liger", "verl", "megatron", "torchtitan", "draft_models", "multi_token_prediction"}
     tried |= {"index", "llm_trainers"}  # have no Python code
     assert not [block for name in ("index", "llm_trainers") for block in blocks_of(f"{FOLDER}/{name}.md") if block.language == "python"]

@@ -42,7 +42,7 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
             f"use_with/{name}"
             for name in (
                 *("timm", "torchvision_detectors", "ultralytics", "transformers_detection", "segmentation_models_pytorch", "monai"),
-                *("segmentation_libraries", "open_clip", "sentence_transformers"),
+                *("segmentation_libraries", "open_clip", "sentence_transformers", "loss_names"),
             )
         ),
         "PyTorch": tuple(
@@ -113,7 +113,7 @@ BOOST = {
     "losses/binary": 9.0,  # focal loss before focal Tversky
 }
 """By how much search prefers the pages of a folder, or a page: a loss before the reference of its arguments."""
-WIDE = ("losses/index.md",)
+WIDE = ("losses/index.md", "use_with/loss_names.md")
 """Pages whose tables need the room of the table of contents, for all their titles."""
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import loss_names
 import reported
 from loss_text import MissingError, file_of
 
@@ -196,6 +197,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "families": (families,),
     "functions": (functions,),
     "small losses": (small_losses,),
+    "loss names": (loss_names.page,),
     "pair objectives": (pair_objectives,),
     "policy objectives": (policy_objectives,),
     **reported.SECTIONS,
