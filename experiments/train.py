@@ -4,15 +4,15 @@ Every argument is a Hydra override of conf/: a group's option (loss=ce) or one s
 """
 
 if __name__ == "__main__":
-    from lab.base.process import end_at_ctrl_c
+    from lab.base.process import start_script
 
-    end_at_ctrl_c()
+    start_script()
 
 import sys
 
 from lab.base.errors import UserError
 from lab.base.paths import absolute
-from lab.base.process import ABORTED, launched, refuse_several
+from lab.base.process import ABORTED, is_rank_zero, launched, refuse_several
 from lab.config.command import command, fitted, show
 from lab.config.help import train_help
 from lab.config.settings import value_of
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     try:
         given = command(argv, "--multirun")
         if "--help" in given.flags:
-            show(fitted(train_help("experiments/train.py", given.overrides)))
+            show(fitted(train_help("uv run experiments/train.py", given.overrides)))
             return 0
         if "--cfg" not in given.flags:
             refuse_missing(given.overrides)
@@ -39,6 +39,8 @@ def main(argv: list[str]) -> int:
         if "--cfg" in given.flags:
             show(settings.text(recorded_store(earlier) if earlier else None).rstrip("\n"))
             return 0
+        if is_rank_zero():
+            show("loading PyTorch, the model and the data ...")
         from lab.training.session import run_training  # it loads torch, which --help and a wrong setting do not need
 
         return run_training(settings, earlier).exit_status

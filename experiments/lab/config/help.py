@@ -17,11 +17,11 @@ from lab.registry import SCHEMAS, TASKS, schema_of
 from lab.tasks.spec import TaskSpec
 
 EVALUATE_USAGE = (
-    "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train|all]\n"
+    "usage: uv run experiments/evaluate.py checkpoint=RUN [split=val|test|train|all]\n"
     "       [tta=flip|five_crop] [export.format=onnx] [export.precision=fp16]\n"
     "       [group=option ...] [group.setting=value ...] [--cfg]"
 )
-PREDICT_USAGE = "usage: experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."
+PREDICT_USAGE = "usage: uv run experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."
 
 
 @dataclass(frozen=True)

@@ -395,6 +395,8 @@ def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]])
         OmegaConf.update(tree, key, value, force_add=True)
     except OmegaConfBaseException as error:
         wanted = _wanted(item) if item is not None else "another type"
+        if value is None and item is not None:
+            raise UserError(f"{key}=null: {wanted} is expected: {item.metadata.get('meaning')}.") from None
         raise UserError(f"{override.input_line}: {wanted} is expected.\n{_first_line(error)}") from None
 
 
@@ -446,6 +448,8 @@ def _within_groups(app: App[Any], tree: Any, last: str) -> list[str]:
 
 
 def _wanted(item: Any) -> str:
+    if choices := item.metadata.get("choices"):
+        return " or ".join(choices)
     kind = getattr(item.type, "__name__", None) if isinstance(item.type, type) else None
     kinds = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}
     text = kinds.get(kind or "", f"{item.type}".replace("float", "number").replace(" | None", " or null"))

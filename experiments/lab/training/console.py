@@ -36,6 +36,7 @@ class Console:
             self.rich.width = 140
         self.updates, self.before = updates, done
         self.began = time.monotonic()
+        self.made = False  # whether this process has made an update
         self.bar: Any = None
         self.entry: Any = None
         self.log: Path | None = None  # a file that gets every line, too
@@ -58,9 +59,18 @@ class Console:
             with contextlib.suppress(OSError), open_to_append(self.log) as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {visible(masked(text))}\n".encode())
 
-    def advance(self, done: int) -> None:
+    def waits(self, what: str) -> None:
+        """Show on the bar what the first update waits for."""
         if self.bar is not None:
-            self.bar.update(self.entry, completed=done)
+            self.bar.update(self.entry, figures=f"waits for {what}")
+
+    def advance(self, done: int) -> None:
+        """Show how many updates are done; of the first one how long it took, because the next figures may be far."""
+        first, self.made = not self.made, True
+        if self.bar is not None:
+            self.bar.update(self.entry, completed=done, **({"figures": ""} if first else {}))
+        elif first:
+            self.say(f"update {done}/{self.updates} · after {clock(time.monotonic() - self.began)}")
 
     def figures(self, done: int, epoch: int, values: dict[str, float]) -> None:
         """Show the figures of a window: on the bar, or as a line every few seconds."""
