@@ -90,8 +90,8 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
     averaged, pages = found.grid.runs, pages_of(uri, config.ui)
     ids = list(dict.fromkeys(run.experiment_id for run in averaged))
     view = view_of(found) if tracking.enabled and len(ids) == 1 else None  # a view shows the runs of one experiment
-    table, curves = (pages.view(ids[0], view[0]), pages.curves(ids[0], view[0])) if view else (None, None)
-    links = {"Runs, figures and settings that differ": table, "Curves of the runs": curves} if view else {}
+    table, charts = (pages.view(ids[0], view[0]), pages.charts(ids[0], view[0])) if view else (None, None)
+    links = {"Runs, figures and settings that differ": table, "Charts of the runs": charts} if view else {}
 
     name = config.name or f"compare-{found.short}"
     said = shlex.join(["experiments/compare.py", *overrides])
@@ -118,7 +118,7 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
     if table and run.uploader and run.uploader.complete:
         hint = "" if config.ui else pages_hint(masked(uri))
         console.say(f"the runs, their figures and the settings that differ in MLflow's UI{hint}: {table}")
-        console.say(f"their curves: {curves}")
+        console.say(f"as charts: {charts}")
     return ComparisonResult(folder.path, list(found.notes), run.exit_status())
 
 

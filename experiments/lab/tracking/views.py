@@ -24,7 +24,7 @@ SCORES = ("top1", "map", "miou", "r2", "recall1", "accuracy", "loss")
 FIGURES = {f"{SHOWN}{name}": (f"best_{name}",) for name in SCORES} | {f"{SHOWN}{name}": sources for name, sources in COSTS.items()}
 """The rounded figures, and the metrics that they come from: the first that a run has."""
 DIGITS = 3
-DATE = "attributes.Created"  # MLflow's server takes it for start_time, and its UI nests no rows under it
+DATE = "attributes.`Created`"  # MLflow's server takes it for start_time, and its UI nests no rows under it
 SETTINGS = ("loss.name", "model.name")
 FIRST_COLUMNS = ("attributes.`Run Name`", "runDateAndNestInfo")
 LAST_COLUMNS = ("attributes.`Dataset`", "attributes.`Models`")
@@ -43,8 +43,8 @@ class Pages:
         """Return the address of a stored view of the runs."""
         return f"{self.base}#/experiments/{experiment}/runs?viewStateShareKey={key}&{TRAINING}"
 
-    def curves(self, experiment: str, key: str) -> str:
-        """Return the address of the curves of a stored view's runs."""
+    def charts(self, experiment: str, key: str) -> str:
+        """Return the address of the charts of a stored view's runs."""
         return f"{self.view(experiment, key)}&compareRunsMode=CHART"
 
 
@@ -116,5 +116,5 @@ def view(
         "orderByAsc": rising,
         "selectedColumns": [*columns, *LAST_COLUMNS],
         "columnOrder": [*FIRST_COLUMNS, *columns, *LAST_COLUMNS],
-        "columnWidths": {"runDateAndNestInfo": 140, LAST_COLUMNS[0]: 240} | {key: 26 + 7 * len(name) for key, name in columns.items()},
+        "columnWidths": {"runDateAndNestInfo": 140, LAST_COLUMNS[0]: 240} | {key: 20 + 7 * len(name) for key, name in columns.items()},
     }
