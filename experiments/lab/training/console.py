@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,10 @@ class Console:
             self.say(text)
         else:
             self.say(f"{done}/{self.updates} · {text}")
+
+    def busy(self, what: str) -> AbstractContextManager[Any]:
+        """Show on a terminal what the block does, which takes a while."""
+        return self.rich.status(what) if self.rich.is_terminal and not self.rich.quiet else nullcontext()
 
     def stop_bar(self) -> None:
         if self.bar is not None:

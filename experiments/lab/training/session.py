@@ -134,7 +134,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
         sampler.stop()
     figures: dict[str, float] = {}
     if run.status != "KILLED":  # a killed run must end soon; it gets its figures when it is continued
-        with run.noted():
+        with run.noted(), console.busy("draws the results and exports the best model"):
             figures = trainer.finish() | trainer.kernels.counts() | {"seconds": run.seconds()}
     with run.noted(run.status):
         trainer.callbacks("on_end", trainer, run.status)
