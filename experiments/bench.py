@@ -4,9 +4,9 @@ Every word is a setting; a filter takes names or globs, several with commas. `--
 """
 
 if __name__ == "__main__":
-    from lab.base.process import end_at_ctrl_c
+    from lab.base.process import start_script
 
-    end_at_ctrl_c()
+    start_script()
 
 import sys
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def help_text() -> str:
 
     return "\n".join(
         [
-            "usage: experiments/bench.py [filter=name,glob*,... ...] [setting=value ...]",
+            "usage: uv run experiments/bench.py [filter=name,glob*,... ...] [setting=value ...]",
             "       --cfg            print the resolved settings and stop",
             "       --help           this text",
             "",
@@ -75,9 +75,9 @@ def help_text() -> str:
             settings_text(BENCH, []),
             "",
             "examples:",
-            "  experiments/bench.py loss=ce dtype=bf16 contenders=lossforge*,torch",
-            "  experiments/bench.py suite=scaling",
-            "  experiments/bench.py mode=profile loss=focal",
+            "  uv run experiments/bench.py loss=ce dtype=bf16 contenders=lossforge*,torch",
+            "  uv run experiments/bench.py suite=scaling",
+            "  uv run experiments/bench.py mode=profile loss=focal",
         ]
     )
 

@@ -5,9 +5,9 @@ Markdown, as one HTML page, and in MLflow. `--help` lists the settings.
 """
 
 if __name__ == "__main__":
-    from lab.base.process import end_at_ctrl_c
+    from lab.base.process import start_script
 
-    end_at_ctrl_c()
+    start_script()
 
 import sys
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from lab.comparison.runs import COMPARE, as_hydra
 from lab.config.command import run_app
 from lab.config.help import settings_text
 
-HELP = """usage: experiments/compare.py [setting=value ...]
+HELP = """usage: uv run experiments/compare.py [setting=value ...]
        --cfg            print the resolved settings and stop
        --help           this text
 
@@ -28,10 +28,10 @@ settings, each with its default and what it takes; names and values may be globs
 Runs that differ in more than rows, columns and their seed get rows of their own.
 
 examples:
-  experiments/compare.py
-  experiments/compare.py where=data=digits,trainer.epochs=8 baseline=loss=ce
-  experiments/compare.py rows=loss.gamma columns=model where=loss=focal baseline=loss.gamma=0.0 metric=val/loss
-  experiments/compare.py experiment=mine tag=host:gpu* goal=min ui=http://127.0.0.1:5000"""
+  uv run experiments/compare.py
+  uv run experiments/compare.py where=data=digits,trainer.epochs=8 baseline=loss=ce
+  uv run experiments/compare.py rows=loss.gamma columns=model where=loss=focal baseline=loss.gamma=0.0 metric=val/loss
+  uv run experiments/compare.py experiment=mine tag=host:gpu* goal=min ui=http://127.0.0.1:5000"""
 
 
 def main(argv: list[str]) -> int:

@@ -13,9 +13,9 @@ in the training run.
 """
 
 if __name__ == "__main__":
-    from lab.base.process import end_at_ctrl_c
+    from lab.base.process import start_script
 
-    end_at_ctrl_c()
+    start_script()
 
 import sys
 from collections.abc import Callable

@@ -10,9 +10,9 @@ names. score=0.3: the lowest score of a detection that is shown. trainer.device=
 """
 
 if __name__ == "__main__":
-    from lab.base.process import end_at_ctrl_c
+    from lab.base.process import start_script
 
-    end_at_ctrl_c()
+    start_script()
 
 import sys
 from collections.abc import Callable

@@ -10,9 +10,9 @@ models, unless `trust=` names its folder.
 """
 
 if __name__ == "__main__":
-    from lab.base.process import end_at_ctrl_c
+    from lab.base.process import start_script
 
-    end_at_ctrl_c()
+    start_script()
 
 import contextlib
 import sys

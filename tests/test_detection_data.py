@@ -524,25 +524,34 @@ def test_categories_of_one_name_are_told_apart(coco):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["task=detection"], "data.shortest=800: images are enlarged 12.5 times, the median one from 64×64 to 800×800 .* 156 times"),
+        (["task=detection"], "data.shortest=auto: 64 pixels; the median training image is 64×64, which 800 would enlarge 12.5 times"),
+        (
+            ["task=detection", "data.shortest=800"],
+            "data.shortest=800: images are enlarged 12.5 times, .*64×64 to 800×800 .* 156 times",
+        ),
         (["task=detection", "data.shortest=50"], None),
         (["task=detection", "data.shortest=null"], None),
         (["task=detection", "data.shortest=90"], None),
         (["task=detection", "data.shortest=112"], "data.shortest=112: images are enlarged 1.8 times.* 3 times as much"),
         (["task=detection", "model.fixed_size=[320,320]"], r"model.fixed_size=\[320, 320\]: .* 5.0 times.*=\[64,64\] keeps"),
-        (["task=multilabel", "model=tiny_resnet"], "data.shortest=800: images are enlarged 12.5 times.*; data.shortest=64 keeps"),
+        (["task=multilabel", "model=tiny_resnet"], "data.shortest=auto: 64 pixels; "),
+        (
+            ["task=multilabel", "model=tiny_resnet", "data.shortest=800"],
+            "data.shortest=800: images .* 12.5 times.*; data.shortest=64 ",
+        ),
         (["task=multilabel", "model=tiny_resnet", "data.shortest=64"], None),
     ],
     ids=str,
 )
-def test_images_that_are_much_enlarged_are_named(coco, make_trainer, words, said):
-    """COCO's data.shortest=800 is for photos; small images would take many times as long, and no word of it."""
+def test_a_size_is_chosen_for_small_images_and_one_that_enlarges_them_is_named(coco, make_trainer, words, said):
+    """COCO's data.shortest=800 is for photos; small images would take many times as long."""
     names = ["data.train_images=train", "data.val_images=val", "data.train_annotations=train.json", "data.val_annotations=val.json"]
     model = [] if "model=tiny_resnet" in words else ["model=fcos_tiny"]
     trainer = make_trainer(*words[:1], "data=coco", f"data.root={coco.path}", "data.workers=0", *names, *model, *words[1:])
     assert len(trainer.notes) == (said is not None)
     if said is not None:
         assert re.search(said, trainer.notes[0])
+        assert trainer.tree["data"]["shortest"] == (64 if "auto" in said else trainer.config.data.shortest)  # the checkpoint's
 
 
 def lead(coco, way, tmp_path):

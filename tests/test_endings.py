@@ -178,7 +178,7 @@ def test_ctrl_c_ends_in_a_line_at_any_moment_and_the_run_goes_on(clone, moment):
         if "incomplete: " not in output:
             assert the_run(clone)[0].info.status == records[-1]["status"]
         if records[-1]["status"] == "KILLED":
-            assert said[-1] == f"to go on: experiments/train.py resume=runs/{clone.run_folders()[0].name}"
+            assert said[-1] == f"to go on: uv run experiments/train.py resume=runs/{clone.run_folders()[0].name}"
     done = clone.run(*words, "resume=auto")
     assert done.status == 0, done.output
     folders = clone.run_folders()
@@ -193,6 +193,7 @@ def test_a_closed_pipe_does_not_end_a_training(tmp_path):
     words = ["experiment=quick", "trainer.epochs=2", "data.train_share=0.3", f"trainer.runs={tmp_path}/runs", "tracking=none"]
     process = subprocess.Popen([sys.executable, str(ROOT / "experiments/train.py"), *words], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
+    assert "loading" in process.stdout.readline()
     assert "training samples" in process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=600) == 0

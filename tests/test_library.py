@@ -195,5 +195,5 @@ def test_a_quoted_folder_s_way_on_can_be_typed(capsys):
     given = ("experiment=quick", "trainer.epochs=2", "data.train_share=0.1", *ALONE, "trainer.runs='Läufe hier'")
     assert lab.train(*given, callbacks=[Stops()]).status == "KILLED"
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("to go on:")]
-    assert line.startswith("""to go on: experiments/train.py "resume='Läufe hier/""")
+    assert line.startswith("""to go on: uv run experiments/train.py "resume='Läufe hier/""")
     assert lab.train(line.split('"')[1]).status == "FINISHED"

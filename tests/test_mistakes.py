@@ -14,6 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 KNOWN_TO_CONFIGS = [
     (["loss=focl"], ["focl", "'focal'", "preference_bce"]),
+    (["loss=cross_entropy"], ["Did you mean 'ce'?"]),
+    (["loss=dice"], ["loss=dice: is a loss of task=segmentation; task=classification takes arcface, "]),
+    (["loss=giou"], ["loss=giou: is an option of box_loss; give box_loss=giou, with task=detection or task=instances."]),
+    (["model=digits"], ["model=digits: is an option of data; give data=digits."]),
     (["loss.gama=2"], ["gama", "loss.gamma of loss=focal", "label_smoothing"]),
     (["loss=focal", "loss.gama=2"], ["gama", "Did you mean 'gamma'", "alpha"]),
     (["optim.lr=-1"], ["optim.lr", "above 0"]),
@@ -278,6 +282,25 @@ def test_help_answers_at_once_with_groups_and_options(clone, without_torch):
     assert done.status == 0, done.output
     for text in ("loss=focal model=resnet50", "preference_bce", "convnext_tiny", "cifar100", "--multirun"):
         assert text in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["loss"], ["task=segmentation boundary, ce, custom, dice,", "--help loss loss=NAME", "loss.label_smoothing=0.0 "]),
+        (["model"], ["task=instances detr, ", "task=regression convnext_tiny, "]),
+        (["data"], ["task=oriented boxes, coco, "]),
+        (["box_loss"], ["task=oriented gwd, "]),
+        (["experiment"], ["quick a look in about a minute"]),
+        (["loss", "loss=focal"], ["loss.gamma=2.0 "]),
+    ],
+    ids=" ".join,
+)
+def test_help_of_a_group_lists_its_options_and_settings(words, said):
+    from lab.config.help import train_help
+
+    text = " ".join(train_help("experiments/train.py", words).split())
+    assert [each for each in said if each not in text] == [], text
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,19 @@ def test_the_newest_unfinished_training_of_these_settings_is_taken(words):
     assert newest(load([*words, "name=another"])) is None
 
 
+def test_a_size_that_the_images_chose_is_the_size_of_the_same_run(words, tmp_path):
+    detection = [*words, "task=detection", "data=boxes", f"data.root={tmp_path}"]
+    folder = begun([*detection, "data.shortest=64"])
+    folder.close("KILLED")
+    assert load(detection).config.data.shortest == "auto"
+    found = newest(load(detection))
+    assert found is not None
+    assert found.path == folder.path
+    assert newest(load([*detection, "data.shortest=96"])) is None
+    settings, _ = named(str(folder.path), ["task=detection", f"data.root={tmp_path}"])
+    assert settings.config.data.shortest == 64
+
+
 def test_a_finished_run_that_was_continued_and_killed_is_taken_again(words):
     folder = begun(words)
     folder.close("FINISHED")

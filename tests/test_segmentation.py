@@ -186,6 +186,13 @@ def test_a_folder_of_masks_trains_and_is_mirrored_with_its_masks(make_trainer, f
     assert trainer.data.test.samples == 2
 
 
+def test_small_images_are_seen_in_their_own_size(make_trainer, folder):
+    trainer = make_trainer(*SMALL[:2], "loss=dice_ce", *words(folder), "data.image_size=auto")
+    assert "data.image_size=auto: 64 pixels; the median training image is 40×40, which 256 would enlarge 6.4 times" in trainer.notes
+    assert next(iter(trainer.data.val)).images.shape[-2:] == (64, 64)
+    assert trainer.tree["data"]["image_size"] == 64
+
+
 @pytest.mark.parametrize("value", [2, 254, 65535])
 def test_pixels_without_a_class_have_the_value_that_the_setting_says(make_trainer, folder, value):
     """A binary mask whose other value is any, in 8 or 16 bits, gives the targets of one with 255."""

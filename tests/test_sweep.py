@@ -131,6 +131,17 @@ def test_one_job_fails_one_is_killed_and_the_same_words_go_on(clone, trouble):
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["sweep_finished"] == 3
     assert "3 finished" in parent.data.tags["sweep.counts"]
+    client = MlflowClient(tracking_uri=uri)
+    view = json.loads(client.get_experiment(parent.info.experiment_id).tags[f"mlflow.sharedViewState.{sweep.name}"])
+    found = client.search_runs([parent.info.experiment_id], view["searchFilter"], order_by=[f"{view['orderByKey']} DESC"])
+    scores = [run.data.metrics["best_top1"] for run in found]
+    assert (len(found), scores) == (5, sorted(scores, reverse=True)), "all runs of the jobs, the best first, and not the sweep's own"
+    note = parent.data.tags["mlflow.note.content"]
+    address = f"#/experiments/{parent.info.experiment_id}/runs?viewStateShareKey={sweep.name}&workflowType=machine_learning"
+    assert note.startswith(f"Best: {parent.data.tags['sweep.best']}, top1 **{scores[0]:.3g}**; [all runs with their figures]({address})")
+    assert f"| {parent.data.params['seed'][0]} | finished | " in note
+    assert f"{address}\n" in again.output
+    assert again.output.rstrip().endswith(f"uv run experiments/compare.py sweep={sweep.name}")
 
 
 @pytest.mark.slow

@@ -156,4 +156,4 @@ def test_an_experiment_keeps_what_its_owner_says_of_it(clone):
     assert done.status == 0, done.output
     tags = client.get_experiment(made).tags
     assert (tags["mlflow.note.content"], tags["mlflow.experimentKind"]) == ("my own words", "finetuning")
-    assert "metrics.`best_top1`" in json.loads(tags["mlflow.sharedViewState.results"])["selectedColumns"]
+    assert "metrics.`result/top1`" in json.loads(tags["mlflow.sharedViewState.results"])["selectedColumns"]

@@ -1,7 +1,7 @@
 """Pictures for the README and the documentation: MLflow's pages of trainings and a sweep's comparison, in Chromium.
 
-`uv run tools/photograph.py` trains two losses, two seeds of each, on the digits, and writes MLflow's pages of them to docs/pictures/: the
-list of runs, a run, its curves, its model, and the comparison of all.
+`uv run tools/photograph.py` trains a sweep of two losses, two seeds of each, on the digits, and writes MLflow's pages of it to
+docs/pictures/: the list of runs, a run, its curves, its model, and the comparison of all.
 
 `uv run tools/photograph.py SWEEP [FOLDER]` with a sweep's name in the store `mlflow.db` of FOLDER (this repository's root unless told
 otherwise) writes docs/pictures/sweep-comparison.png, docs/pictures/sweep-mlflow.png and results/comparison.csv.
@@ -36,11 +36,10 @@ def trainings() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         store = sqlite_uri(Path(place, "mlflow.db"))
-        for loss, seed in ((loss, seed) for loss in ("ce", "focal") for seed in (0, 1)):
-            words = [*TINY.split(), f"loss={loss}", f"seed={seed}", f"name={loss}-seed{seed}", "tracking.register=digits"]
-            sys.argv[:] = ["train.py", *words]  # the run records this as its command
-            if status := train.main([*words, f"trainer.runs={place}/runs", f"tracking.uri={store}"]):
-                sys.exit(status)
+        words = ["-m", *TINY.split(), "loss=ce,focal", "seed=0,1", "tracking.register=digits"]
+        sys.argv[:] = ["train.py", *words]  # the sweep records this as its command
+        if status := train.main([*words, f"trainer.runs={place}/runs", f"tracking.uri={store}"]):
+            sys.exit(status)
         with shown(store) as (address, running):
             _, comparison = compared(f"tracking.uri={address}", f"runs={place}/comparisons")
             client = MlflowClient(tracking_uri=address)

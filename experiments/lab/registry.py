@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lab.base.errors import UserError, unknown
+from lab.base.errors import UserError
 from lab.config import schema
 from lab.config.loss_schema import LOSSES
 from lab.config.model_view import fill_from_model
@@ -71,6 +71,16 @@ def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
     return schemas[given.name]
 
 
+def tasks_with_loss(name: str) -> list[str]:
+    """Return the tasks that take a loss."""
+    return [task for task, spec in TASKS.items() if name in spec.losses]
+
+
+def tasks_with_box_loss(name: str) -> list[str]:
+    """Return the tasks that take a loss of boxes."""
+    return [task for task, spec in TASKS.items() if name in spec.boxes]
+
+
 def usual_loss(composed: Any) -> str:
     """Return the loss that loss=auto stands for, the detector's `usual_loss`.
 
@@ -92,13 +102,14 @@ def agree(config: schema.TrainConfig) -> None:
     if not isinstance(config.data, spec.data):
         names = [name for name, kind in DATA.items() if issubclass(kind, spec.data)]
         raise UserError(f"data={config.data.name}: task={task} takes {', '.join(names)}.")
-    if config.loss.name not in spec.losses:
-        raise unknown(f"loss={config.loss.name} with task={task}", config.loss.name, spec.losses)
+    if (loss := config.loss.name) not in spec.losses:
+        others = " and ".join(f"task={name}" for name in tasks_with_loss(loss))
+        raise UserError(f"loss={loss}: is a loss of {others or 'no task here'}; task={task} takes {', '.join(sorted(spec.losses))}.")
     if config.loss.fused_head:
         _check_fused_head(config)
     box_loss = config.box_loss.name
     if box_loss not in ("auto", *spec.boxes):
-        others = " and ".join(f"task={name}" for name, each in TASKS.items() if box_loss in each.boxes)
+        others = " and ".join(f"task={name}" for name in tasks_with_box_loss(box_loss))
         known = f"one of auto, {', '.join(spec.boxes)}" if spec.boxes else "box_loss=auto alone"
         raise UserError(f"box_loss={box_loss}: task={task} takes {known}; it is for {others}.")
     if isinstance(config.data, schema.PhotosConfig):

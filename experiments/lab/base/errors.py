@@ -31,8 +31,11 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to `count` choices spelled most like `word`, the nearest first."""
+    """Return the choice that is the initials of `word` (ce of cross_entropy), or up to `count` spelled most like it, the nearest first."""
     by_lower = {choice.lower(): choice for choice in choices}
+    initials = "".join(part[:1] for part in word.lower().split("_"))
+    if len(initials) > 1 and initials in by_lower:
+        return [by_lower[initials]]
     found = difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)
     return [by_lower[match] for match in found]
 

@@ -1,7 +1,7 @@
 """This process: how signals end it, how it was started, and its threads. Needs neither torch nor a process group.
 
 An interrupt in the second of a script's imports, or in those of the libraries, would be a traceback, or be lost in a library: so scripts
-call `end_at_ctrl_c` before their other imports, and `begin_work` or `Stop` afterwards.
+call `start_script` before their other imports, and `begin_work` or `Stop` afterwards.
 """
 
 import contextlib
@@ -10,8 +10,10 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from lab.base.errors import UserError
 
@@ -19,10 +21,22 @@ ABORTED = 130
 """The exit status after Ctrl-C, as in shells."""
 
 
-def end_at_ctrl_c() -> None:
-    """Let Ctrl-C end this process at once. Scripts call this before their other imports."""
+def start_script() -> None:
+    """Let Ctrl-C end this process at once, and show no warning of libraries. Scripts call this before their other imports."""
+    hide_warnings_of_libraries()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell or a sweep lets the process ignore it
         signal.signal(signal.SIGINT, _end)
+
+
+def hide_warnings_of_libraries() -> None:
+    """Show no FutureWarning that an installed package raises about itself or another, because a user cannot change their code."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *more: Any, **named: Any) -> None:
+        if not (issubclass(category, FutureWarning) and "site-packages" in filename):
+            shown(message, category, filename, *more, **named)
+
+    warnings.showwarning = show
 
 
 def begin_work() -> None:
@@ -129,6 +143,14 @@ def launched() -> int:
 def launched_here() -> int:
     """Return how many of them run on this host."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
+
+
+def started_by() -> str:
+    """Return the words before the script in the command that starts such processes; of several hosts torchrun's own are left open."""
+    if launched() == 1:
+        return "uv run"
+    hosts = launched() // launched_here()
+    return f"uv run torchrun{f' --nnodes {hosts}' if hosts > 1 else ''} --nproc-per-node {launched_here()}{' ...' if hosts > 1 else ''}"
 
 
 def is_rank_zero() -> bool:

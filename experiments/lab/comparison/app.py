@@ -89,10 +89,9 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
         refuse_foreign(uri, tracking)
     averaged, pages = found.grid.runs, pages_of(uri, config.ui)
     ids = list(dict.fromkeys(run.experiment_id for run in averaged))
-    side_by_side = pages.comparison([run.id for run in averaged], ids)
     view = view_of(found) if tracking.enabled and len(ids) == 1 else None  # a view shows the runs of one experiment
-    table = pages.view(ids[0], view[0]) if view else None
-    links = {"Runs, figures and settings that differ": table, "All settings and metrics side by side": side_by_side}
+    table, charts = (pages.view(ids[0], view[0]), pages.charts(ids[0], view[0])) if view else (None, None)
+    links = {"Runs, figures and settings that differ": table, "Charts of the runs": charts} if view else {}
 
     name = config.name or f"compare-{found.short}"
     said = shlex.join(["experiments/compare.py", *overrides])
@@ -116,10 +115,10 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
         return ComparisonResult(folder.path, list(found.notes), run.exit_status(), run.failure or KeyboardInterrupt())
     places.pop("run folder")
     console.table(lead(found), {"page": os.path.relpath(folder.path / PAGE)} | places)
-    hint = "" if config.ui else pages_hint(masked(uri))
     if table and run.uploader and run.uploader.complete:
+        hint = "" if config.ui else pages_hint(masked(uri))
         console.say(f"the runs, their figures and the settings that differ in MLflow's UI{hint}: {table}")
-    console.say(f"with every setting and metric: {side_by_side}")
+        console.say(f"as charts: {charts}")
     return ComparisonResult(folder.path, list(found.notes), run.exit_status())
 
 

@@ -10,7 +10,7 @@ from lab.comparison.grid import Line, is_beside, varying
 from lab.comparison.pictures import PICTURES, colors, curves_picture, inline
 from lab.comparison.results import BEST, LOSS_TIME, SPEED, Comparison, counted, some
 from lab.comparison.tables import MARKS, mean, names, number, same_seeds, scores, sheets
-from lab.tracking.views import Pages, view
+from lab.tracking.views import Pages, shown, view
 
 TEMPLATE = Path(__file__).with_name("compare.html.j2")
 
@@ -78,8 +78,9 @@ def view_of(found: Comparison) -> tuple[str, dict[str, Any]]:
     runs = found.grid.runs
     ids = [run.id for run in runs]
     key = f"compare-{hashlib.sha256(json.dumps([found.metric, *sorted(ids)]).encode()).hexdigest()[:8]}"
-    figures = dict.fromkeys([found.metric, f"val/{found.short}", f"{BEST}loss", SPEED, found.memory, LOSS_TIME])
-    there = [name for name in figures if any(name in run.metrics for run in runs)]
+    known = {name for run in runs for name in run.metrics}
+    figures = [found.metric, f"{BEST}loss", SPEED, found.memory, LOSS_TIME]
+    there = [name for name in dict.fromkeys(shown(each) if shown(each) in known else each for each in figures) if name in known]
     differing = varying(runs, [])
     first = [name for name in FIRST_SETTINGS if name in differing]
     others = sorted(name for name in differing if not is_beside(name, [*FIRST_SETTINGS, "loss", "model"]))[:MOST_SETTINGS]

@@ -24,6 +24,23 @@ def show(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of the text goes there as Python ends
 
 
+_loading = ""
+
+
+def say_when_loading(text: str) -> None:
+    """Let `loads` print this text, once."""
+    global _loading
+    _loading = text
+
+
+def loads() -> None:
+    """Tell the user that PyTorch is loaded from here on, which takes seconds."""
+    global _loading
+    text, _loading = _loading, ""
+    if text:
+        show(text)
+
+
 def fitted(text: str) -> str:
     """Return a help text whose long lines are wrapped, if a terminal shows it; a file or a pipe gets it as it is."""
     if not sys.stdout.isatty():

@@ -2,21 +2,26 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import takewhile
+from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from lab.base.errors import unknown
 from lab.config.command import fitted
 from lab.config.schema import range_text
-from lab.config.settings import SEARCH, TRAIN, App, groups, typed
+from lab.config.settings import SEARCH, TRAIN, App, groups, option_file, typed
+from lab.registry import SCHEMAS, TASKS, schema_of
+from lab.tasks.spec import TaskSpec
 
 EVALUATE_USAGE = (
-    "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train|all]\n"
+    "usage: uv run experiments/evaluate.py checkpoint=RUN [split=val|test|train|all]\n"
     "       [tta=flip|five_crop] [export.format=onnx] [export.precision=fp16]\n"
     "       [group=option ...] [group.setting=value ...] [--cfg]"
 )
-PREDICT_USAGE = "usage: experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."
+PREDICT_USAGE = "usage: uv run experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,10 @@ def _text(value: Any) -> str:
     return "null" if plain is None else str(plain).lower() if isinstance(plain, bool) else str(plain)
 
 
-def settings_text(app: App[Any], overrides: Sequence[str]) -> str:
+def settings_text(app: App[Any], overrides: Sequence[str], *, options: bool = False) -> str:
     """Return the part of `--help` that lists settings; overrides without `=` name the groups or settings to list.
+
+    options: whether to list the options of these groups, too.
 
     Raises:
         UserError: an override is wrong.
@@ -79,9 +86,47 @@ def settings_text(app: App[Any], overrides: Sequence[str]) -> str:
     chosen = [word for word in overrides if "=" not in word]
     found = entries(app, [word for word in overrides if "=" in word])
     shown = [each for each in found if not chosen or any(each.name == word or each.name.startswith(f"{word}.") for word in chosen)]
-    if not shown:
-        raise unknown(f"--help {' '.join(chosen)}", chosen[0], {each.group for each in found} | set(groups(app)))
-    return fitted("\n".join(f"  {f'{each.name}={each.value}':<38}  {each.meaning} ({each.takes})" for each in shown))
+    known = groups(app)
+    listed = {word: known[word] for word in chosen if options and word in known}
+    if not shown and not listed:
+        raise unknown(f"--help {' '.join(chosen)}", chosen[0], {each.group for each in found} | set(known))
+    texts = [options_text(group, options) for group, options in listed.items()]
+    if shown and listed:
+        texts.append(f"settings; those of another option: --help {' '.join(f'{group} {group}=NAME' for group in listed)}")
+    rows = [f"  {f'{each.name}={each.value}':<38}  {each.meaning} ({each.takes})" for each in shown]
+    return fitted("\n".join([*texts, *rows]))
+
+
+def options_text(group: str, options: Sequence[str]) -> str:
+    """Return the options of a group: by the tasks that take them, or each with the comment of its file."""
+    files = {option: option_file(group, option) for option in options}
+    if group in ("loss", "box_loss", "model", "data"):
+        tasks = {name: [option for option, file in files.items() if _takes(spec, group, option, file)] for name, spec in TASKS.items()}
+        rows = [f"  {f'task={name}':<20}  {', '.join(names)}" for name, names in tasks.items() if names]
+    else:
+        rows = [f"  {option:<20}  {_comment(file)}".rstrip() for option, file in files.items()]
+    return "\n".join([f"{group}=NAME, one of:", *rows, ""])
+
+
+def _takes(spec: TaskSpec, group: str, option: str, file: Path) -> bool:
+    """Return whether a task takes an option of one of these groups."""
+    if group == "loss":
+        return option in spec.losses
+    if group == "box_loss":
+        return option in spec.boxes
+    given = OmegaConf.load(file)
+    try:
+        kind = schema_of(group, SCHEMAS[group], given)
+    except (KeyError, OmegaConfBaseException):  # a user's file that only changes another option
+        return False
+    return issubclass(kind, spec.model if group == "model" else spec.data)
+
+
+def _comment(file: Path) -> str:
+    """Return the comment that a file begins with."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    said = [line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]
+    return " ".join(line for line in said if not line.startswith("@package"))
 
 
 def train_help(script: str, overrides: Sequence[str]) -> str:
@@ -90,7 +135,7 @@ def train_help(script: str, overrides: Sequence[str]) -> str:
     Raises:
         UserError: as `settings_text`.
     """
-    settings = settings_text(TRAIN, overrides)
+    settings = settings_text(TRAIN, overrides, options=True)
     if overrides:
         return settings
     options = "\n".join(f"  {name:<11} {', '.join(each)}" for name, each in groups().items())
@@ -98,7 +143,7 @@ def train_help(script: str, overrides: Sequence[str]) -> str:
        -m, --multirun     a sweep: run every combination of comma-separated values; the same command again goes on where it ended
        --config-dir=PATH  options of your own, in groups as conf/ has them
        --cfg              print the resolved settings and stop
-       --help             this text; --help trainer lists one group, --help task=detection the settings of another option
+       --help             this text; --help loss lists one group, --help task=detection the settings of another option
 
 groups and their options (conf/):
 {options}
@@ -131,7 +176,7 @@ def own_help(usage: str, about: str | None, overrides: Sequence[str]) -> str:
         UserError: as `settings_text`.
     """
     if overrides:
-        return settings_text(TRAIN, overrides)
+        return settings_text(TRAIN, overrides, options=True)
     return f"""{usage}
 
 {(about or "").strip()}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lab.config.command import loads
 from lab.config.schema import ModelConfig, PhotosConfig
 
 TIMM_NAMES = {"tiny_resnet": "test_resnet", "tiny_vit": "test_vit"}
@@ -20,6 +21,7 @@ def model_view(config: ModelConfig) -> dict[str, Any]:
     Returns:
         input_size, crop_pct, crop_mode, interpolation, mean and std.
     """
+    loads()
     import timm
     from timm.data import resolve_data_config
 

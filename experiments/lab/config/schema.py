@@ -1,7 +1,7 @@
 """The settings of a run as dataclasses: names, types, defaults, ranges."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from math import isfinite
 from typing import Any
@@ -61,6 +61,19 @@ class DataConfig:
     batch_size: int = number(64, "training samples a batch, on each process", least=1)
     eval_batch_size: int = number(256, "samples a batch where the model is evaluated", least=1)
     augment: bool = setting(True, "change training images at random")
+
+
+AUTO = "auto"
+"""The value of data.shortest and of a folder of masks' data.image_size until the data is opened, which then sets the number."""
+FITTED = ("shortest", "image_size")
+
+
+def as_opened(tree: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's settings, where what is `auto` until the data is opened has the values of `given`, the settings of an opened run."""
+    known = given["data"]
+    return tree | {
+        "data": {key: known.get(key, value) if value == AUTO and key in FITTED else value for key, value in tree["data"].items()}
+    }
 
 
 @dataclass
@@ -347,7 +360,12 @@ class TrainerConfig:
 
 @dataclass
 class ExportConfig:
-    format: str = choice("pt2", "pt2", "onnx", meaning="what the best model is exported as; onnx: for ONNX Runtime, beside .pt2")
+    format: str = choice(
+        "pt2",
+        "pt2",
+        "onnx",
+        meaning="what the best model is exported as; onnx: for ONNX Runtime, beside .pt2; tracking.model=false: no .pt2",
+    )
     precision: str = choice("fp32", "fp32", "bf16", "fp16", meaning="weights and arithmetic of the exported model; images and output stay")
     any_size: bool = setting(False, "let the exported model take images of any height and width that are multiples of 32")
 

@@ -23,7 +23,7 @@ from lab.config.command import config_folders
 from lab.config.presets import address
 from lab.config.schema import SEARCHES, BenchConfig, SweepConfig, TrainConfig, check, range_text
 from lab.config.user import chosen_uri, runs_folder
-from lab.registry import SCHEMAS, agree, schema_of, usual_loss
+from lab.registry import SCHEMAS, agree, schema_of, tasks_with_box_loss, usual_loss
 
 CONF = ROOT / "conf"
 Config = TypeVar("Config")
@@ -116,6 +116,11 @@ def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
     return found
 
 
+def option_file(group: str, option: str) -> Path:
+    """Return the file of a group's option."""
+    return next(file for folder in (CONF, *config_folders()) if (file := folder / group / f"{option}.yaml").is_file())
+
+
 def load(overrides: Sequence[str]) -> Settings[TrainConfig]:
     """Return the settings of a training run, as `load_for`."""
     return load_for(TRAIN, overrides)
@@ -188,7 +193,7 @@ def _sorted(overrides: Sequence[str], known: dict[str, list[str]]) -> tuple[list
                 said += f" One value with a comma is quoted: {override_of(name, value)}"
             raise UserError(said)
         if key in known:
-            option = _option(key, override, known[key])
+            option = _option(key, override, known)
             if option != "null":  # experiment=null is the default
                 chosen.append(f"{key}={option}")
         else:
@@ -339,13 +344,18 @@ def _with_equals(word: str) -> str:
     return f"{name}={quoted(value)}" if ("=" in value or rest != value) and not re.search(r"""['"\\,()\[\]{}$]""", rest) else word
 
 
-def _option(group: str, override: Any, options: list[str]) -> str:
+def _option(group: str, override: Any, known: Mapping[str, list[str]]) -> str:
     """Return the option that an override names; it must be one of the group's."""
     given = override.value()
     value = resolved(f"{group}=", given) if isinstance(given, str) else override.get_value_element_as_str()
-    if value not in options and not (group == "experiment" and value == "null"):
-        raise unknown(f"{group}={value}", value, options)
-    return value
+    if value in known[group] or (group == "experiment" and value == "null"):
+        return value
+    error = unknown(f"{group}={value}", value, known[group])
+    if others := [name for name, options in known.items() if value in options]:
+        said = f"{group}={value}: is an option of {' and of '.join(others)}; give {' or '.join(f'{name}={value}' for name in others)}"
+        tasks = tasks_with_box_loss(value) if others == ["box_loss"] else []
+        error = UserError(f"{said}{', with ' if tasks else ''}{' or '.join(f'task={task}' for task in tasks)}.")
+    raise error
 
 
 def _typed(app: App[Any], composed: Any) -> Any:
@@ -369,7 +379,7 @@ def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]])
     if key in app.named_by_group:
         group = key.removesuffix(".name")
         try:
-            option = _option(group, override, known[group])
+            option = _option(group, override, known)
         except UserError as error:
             if asked := sorted(OmegaConf.missing_keys(tree[group])):
                 error = UserError(f"{error}\n{group}={tree[group].name} asks for {', '.join(asked)}.")
@@ -385,6 +395,8 @@ def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]])
         OmegaConf.update(tree, key, value, force_add=True)
     except OmegaConfBaseException as error:
         wanted = _wanted(item) if item is not None else "another type"
+        if value is None and item is not None:
+            raise UserError(f"{key}=null: {wanted} is expected: {item.metadata.get('meaning')}.") from None
         raise UserError(f"{override.input_line}: {wanted} is expected.\n{_first_line(error)}") from None
 
 
@@ -436,6 +448,8 @@ def _within_groups(app: App[Any], tree: Any, last: str) -> list[str]:
 
 
 def _wanted(item: Any) -> str:
+    if choices := item.metadata.get("choices"):
+        return " or ".join(choices)
     kind = getattr(item.type, "__name__", None) if isinstance(item.type, type) else None
     kinds = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}
     text = kinds.get(kind or "", f"{item.type}".replace("float", "number").replace(" | None", " or null"))

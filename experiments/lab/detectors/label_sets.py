@@ -32,15 +32,22 @@ class BoxLabels:
         self.data, self.in_memory = cast(DetectionDataConfig, config.data), cast(MultilabelConfig, config.task).in_memory
         if self.data.rect:
             raise UserError("data.rect=true: task=multilabel takes images of one size. Use data.rect=false.")
-        self.size = list(size_of(self.data, None))
-        self.side = self.size[0]
+
+    @property
+    def size(self) -> list[int]:
+        """Return height and width of an image."""
+        return list(size_of(self.data, None))
+
+    @property
+    def side(self) -> int:
+        return self.size[0]
 
     def load(self, norm: Norm, device: torch.device, seed: int, saved: Norm | None) -> tuple[Data, Tensor, int, None]:
         for name in ("horizontal_flip", "photometric") if self.in_memory and self.data.augment else ():
             if given := getattr(self.data, name):
                 raise UserError(f"data.{name}={given}: 0 is expected with task.in_memory=true, which only turns, scales and shifts images.")
         loader = HeldLabelSets if self.in_memory else LabelSetLoader
-        data = load_detection_data(self.data, self.size, norm, device, seed, loader)
+        data = load_detection_data(self.data, None, norm, device, seed, loader, square=True)
         return data, labelled_images(data.train.file), len(data.train.file), None
 
     def reader(self, norm: Norm) -> Callable[[Image.Image], Tensor]:

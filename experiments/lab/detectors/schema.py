@@ -2,18 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, cast
 
 from lab.base.paths import ROOT, absolute
 from lab.config.fields import choice, number, setting, some
-from lab.config.schema import EXIF, WHERE_EXIF, LabelSetConfig, SplitConfig
+from lab.config.schema import AUTO, EXIF, WHERE_EXIF, LabelSetConfig, SplitConfig
 from lab.data.spec import DataSpec
+
+OF_SHORTEST = "pixels of the shorter edge; auto: {}, or the images' own if that enlarges them much; null: as in the file"
 
 
 @dataclass
 class DetectionDataConfig(LabelSetConfig):
-    """A batch is padded to its largest image, unless model.fixed_size gives one size for all."""
+    """A batch is padded to its largest image, unless model.fixed_size gives one size for all.
 
+    usual: the shorter edge that data.shortest=auto stands for, unless it would enlarge the images much.
+    """
+
+    usual: ClassVar[int] = 640
     name: str = "digit_scenes"
     root: str | None = setting(None, "folder of the data; null: data/ of the repository", path="always")
     batch_size: int = number(16, "training images a batch, on each process", least=1)
@@ -25,13 +31,18 @@ class DetectionDataConfig(LabelSetConfig):
     photometric: float = number(0.0, "share of the training images whose colours are changed", least=0, most=1)
     mosaic: float = number(0.0, "share of the training images that are a window of four others side by side", least=0, most=1)
     batch_scale: list[float] = some(lambda: [1.0, 1.0], "range of a factor of whole training batches' sizes", above=0, most=4, pair=True)
-    shortest: int | None = number(None, "pixels of the shorter edge; null: as in the file", least=8, most=8192)
+    shortest: int | str | None = number(None, OF_SHORTEST.format("640"), least=8, most=8192, text=AUTO)
     longest: int | None = number(None, "limit of the longer edge in pixels; has precedence over data.shortest", least=8, most=8192)
     divisor: int = number(32, "padded sizes are multiples of this", least=1)
     rect: bool = setting(False, "evaluate images at their own proportions: padded to the largest of a batch, not to model.fixed_size")
     max_boxes: int | None = number(None, "largest number of boxes in an image; null: found in the data", least=1)
     check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run")
     skip_corrupt: bool = setting(False, "leave out images and boxes that cannot be used")
+
+    @property
+    def edge(self) -> int | None:
+        """Return data.shortest as a number, the usual one before the data is opened."""
+        return self.usual if self.shortest == AUTO else cast(int | None, self.shortest)
 
 
 @dataclass
@@ -57,10 +68,11 @@ class DigitScenesConfig(SplitConfig, DetectionDataConfig):
 class CocoConfig(DetectionDataConfig):
     """Paths of folders and files are relative to `root`."""
 
+    usual: ClassVar[int] = 800
     name: str = "coco"
     horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
     photometric: float = number(0.5, "share of the training images whose colours are changed", least=0, most=1)
-    shortest: int | None = number(800, "pixels of the shorter edge; null: as in the file", least=8, most=8192)
+    shortest: int | str | None = number(AUTO, OF_SHORTEST.format("800"), least=8, most=8192, text=AUTO)
     longest: int | None = number(1333, "limit of the longer edge in pixels; has precedence over data.shortest", least=8, most=8192)
     train_images: str = setting("train2017", "folder of the training images")
     val_images: str = setting("val2017", "folder of the held-out images")
@@ -82,7 +94,7 @@ class BoxesConfig(SplitConfig, DetectionDataConfig):
     score_test: bool = setting(False, "score the folder's test images once at the end")
     horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
     photometric: float = number(0.5, "share of the training images whose colours are changed", least=0, most=1)
-    shortest: int | None = number(640, "pixels of the shorter edge; null: as in the file", least=8, most=8192)
+    shortest: int | str | None = number(AUTO, OF_SHORTEST.format("640"), least=8, most=8192, text=AUTO)
     longest: int | None = number(1066, "limit of the longer edge in pixels; has precedence over data.shortest", least=8, most=8192)
     held_out: float = number(0.2, "share of the images held out, where the folder has no held-out ones", above=0, below=1)
     exif: str = choice(*EXIF, meaning=WHERE_EXIF)

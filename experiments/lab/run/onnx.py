@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ def write_onnx(exported: Exported, images: Tensor, path: Path) -> str:
         ValueError: ONNX Runtime's output differs from the model's.
         Exception: the model has an operator that ONNX lacks, or is larger than 2 GB.
     """
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # else its import writes an id into the home folder, and it sends reports
     import onnxruntime
     import torchvision  # noqa: F401  registers nms
 

@@ -8,7 +8,7 @@ from lab.base.errors import UserError
 from lab.base.paths import ROOT, absolute
 from lab.base.process import is_rank_zero
 from lab.base.records import NAME, read_history
-from lab.config.schema import TrainConfig
+from lab.config.schema import AUTO, FITTED, TrainConfig, as_opened
 from lab.config.settings import Settings, flat, given_names, load, reload, value_of
 from lab.config.user import runs_folder
 from lab.registry import DATA
@@ -84,11 +84,11 @@ def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earl
 
 def newest(settings: Settings[TrainConfig]) -> Earlier | None:
     """Return the newest unfinished run under trainer.runs with these settings on which no process works."""
-    wanted = _identity(settings.tree())
+    wanted = settings.tree()
     runs = runs_folder(settings.config.trainer.runs)
     for path in sorted(runs.iterdir() if runs.is_dir() else [], reverse=True):
         tree = _config(path)
-        if tree is None or _identity(tree) != wanted or running(path):
+        if tree is None or _identity(tree) != _identity(as_opened(wanted, tree)) or running(path):
             continue
         history = read_history(path)
         if history.start is not None and history.start.get("app") == "train" and history.status != "FINISHED":
@@ -172,7 +172,8 @@ def _moved(before: dict[str, str], now: dict[str, str]) -> set[str]:
 
 
 def _changed(given: str, before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
-    changed = {name: now.get(name, "nothing") for name in {**before, **now} if now.get(name) != before.get(name)}
+    opened = [f"data.{name}" for name in FITTED if now.get(f"data.{name}") == AUTO]
+    changed = {name: now.get(name, "nothing") for name in {**before, **now} if now.get(name) != before.get(name) and name not in opened}
     moved = _moved(before, now)
     refused = [
         name for name in changed if name not in moved and not _harmless(name) and not (name in LENGTHS and _longer(before[name], now[name]))

@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.base.errors import UserError
 from lab.base.records import NAME, History, read_history
-from lab.config.schema import SearchConfig, TrainConfig
+from lab.config.schema import SearchConfig, TrainConfig, as_opened
 from lab.config.settings import SEARCH, each_value, groups, load, load_for, parsed
 from lab.config.user import runs_folder
 from lab.run.trust import are_settings, read_config
@@ -192,12 +192,11 @@ BESIDE = ("name", "tracking", "resume", "trust")  # settings that do not change 
 
 def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[History]:
     """Return the runs in a sweep's folder that have the settings `tree`, the oldest first; `name` is part of their folders' names."""
-    wanted = essence(tree)
     folders = sorted(folder for folder in sweep.glob(f"*-{name}*") if (folder / NAME).is_file())
     return [
         read_history(folder)
         for folder in folders
-        if are_settings(given := read_config(folder)) and essence(given) == wanted  # type: ignore[arg-type]  # checked before
+        if are_settings(given := read_config(folder)) and essence(given) == essence(as_opened(tree, given))  # type: ignore[arg-type]  # checked before
     ]
 
 

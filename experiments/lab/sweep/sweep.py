@@ -5,7 +5,6 @@ sweep's own run in MLflow. Which jobs are finished is read only from the run fol
 """
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +14,10 @@ import yaml
 
 from lab.base.errors import UserError
 from lab.base.files import write_text
-from lab.base.formats import masked, masked_tree, visible
+from lab.base.formats import markdown_code, markdown_text, masked, masked_tree, visible
 from lab.base.records import History
-from lab.run.active import source_tags
+from lab.config.settings import groups, override_of
+from lab.run.active import command, in_lines, source_tags
 from lab.run.folder import RunFolder
 from lab.run.frames import write_rows
 from lab.sweep.job import PLAN
@@ -25,9 +25,12 @@ from lab.sweep.launch import launch, launcher_name, make_launcher
 from lab.sweep.plan import Job, Plan, plan_of, runs_of
 from lab.sweep.search import search_of
 from lab.sweep.stop import Stop
+from lab.tracking.store import EXPERIMENT, NOTE
 from lab.tracking.uploader import VARIABLE, MlflowUploader, checked_uri, read_state
+from lab.tracking.views import DIGITS, FIGURES, TRAINING, pages_hint, view
 from lab.training.console import clock
 
+MOST_ROWS = 50  # of the table in the sweep's description, a tag of at most 5000 characters
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
@@ -84,8 +87,7 @@ class Sweep:
 
     def start_uploading(self) -> None:
         tracking = self.plan.first.tracking
-        said = " ".join(["experiments/train.py", *sys.argv[1:]])
-        tags = {"sweep": self.path.name, "sweep.words": " ".join(self.plan.overrides), "command": said}
+        tags = {"sweep": self.path.name, "sweep.words": " ".join(self.plan.overrides), "command": command(), NOTE: self._description()}
         tags |= source_tags("train")
         if self.folder.history.start is None:
             params = {word.partition("=")[0]: word.partition("=")[2] for word in self.plan.overrides}
@@ -130,7 +132,8 @@ class Sweep:
             tags |= {"monitor": run.monitor, "monitor_goal": run.goal}
             tags |= {"sweep.best_run": read_state(run.path).get("run_id") or run.path.name}
         self.folder.summary(figures)
-        self.folder.record("tags", values=tags)
+        self.folder.record("tags", values=tags | {NOTE: self._description(outcomes, best)})
+        self.folder.record("view", key=self.path.name, state=self._view(best[1] if best else None))
         names, rows = ("status", "metric", "best", "seconds", "folder", "error"), []
         for job, last in outcomes:
             ended: list[Any] = [""] * len(names)
@@ -141,7 +144,28 @@ class Sweep:
         for name in (PLAN, "results.csv"):
             self.folder.artifact(self.path / name)
         self.folder.close(status)
-        show(self.path, status, outcomes, best, self.uploader.closed() if self.uploader else "")
+        show(self.path, status, outcomes, best, self.uploader)
+
+    def _description(self, outcomes: Sequence[tuple[Job, History | None]] = (), best: tuple[Job, History] | None = None) -> str:
+        """Return the sweep's description in Markdown: the best job, the way to all, the command, and a table of the jobs."""
+        view = f"[all runs with their figures](#/experiments/{EXPERIMENT}/runs?viewStateShareKey={self.path.name}&{TRAINING})"
+        parts = [view if best is None else f"Best: {markdown_text(best[0].name)}, {best[1].monitor} **{best[1].score:.{DIGITS}g}**; {view}"]
+        parts.append(markdown_code(in_lines(f"uv run {command()}"), "sh"))
+        if outcomes:
+            keys = list(outcomes[0][0].varied)
+            metric = next((run.monitor for _, run in outcomes if run and run.monitor), "metric")
+            rows = [[*keys, "status", f"best {metric}", "time"]]
+            rows += [[*(job.varied[key] for key in keys), *_reached(run)] for job, run in outcomes[:MOST_ROWS]]
+            cells = [f"| {' | '.join(map(markdown_text, row))} |" for row in rows]
+            parts.append("\n".join([cells[0], "| --- " * len(rows[0]) + "|", *cells[1:]]))
+        return "\n\n".join(parts)
+
+    def _view(self, best: History | None) -> dict[str, Any]:
+        """Return a view of the sweep's runs: the settings that vary and the figures, the best run first."""
+        known = groups()
+        varied = [f"{axis.key}.name" if axis.key in known else axis.key for axis in self.plan.axes]
+        order = f"best_{best.monitor}" if best and best.monitor else None
+        return view(varied, list(FIGURES), sweep=self.path.name, order=order, rising=bool(best and best.goal == "min"))
 
     def _add(self, batch: list[Job]) -> None:
         """Write the jobs to the file that launchers read."""
@@ -159,7 +183,13 @@ def is_finished(run: History | None) -> bool:
     return run is not None and run.status == "FINISHED"
 
 
-def show(sweep: Path, status: str, outcomes: list[tuple[Job, History | None]], best: tuple[Job, History] | None, mlflow: str) -> None:
+def show(
+    sweep: Path,
+    status: str,
+    outcomes: list[tuple[Job, History | None]],
+    best: tuple[Job, History] | None,
+    uploader: MlflowUploader | None,
+) -> None:
     """Print the jobs with the settings that vary, how each ended, its best metric and time, and the places of its files."""
     from rich.console import Console
     from rich.table import Table
@@ -185,15 +215,19 @@ def show(sweep: Path, status: str, outcomes: list[tuple[Job, History | None]], b
     if best:
         rich.print(f"best: {best[0].name}, {os.path.relpath(best[1].path)}")
     rich.print(f"sweep folder: {os.path.relpath(sweep)}")
-    if mlflow:
-        rich.print(f"MLflow: {mlflow}")
+    if uploader:
+        rich.print(f"MLflow: {uploader.closed()}")
+        if pages := uploader.pages(sweep.name):
+            rich.print(f"the runs with their figures in MLflow's UI{pages_hint(uploader.place)}: {pages[1]}")
+    if best and uploader:
+        rich.print(f"to compare them: uv run experiments/compare.py {override_of('sweep', sweep.name)}")
 
 
 def _reached(run: History | None) -> tuple[str, str, str]:
     if run is None:
         return "not begun", "", ""
     ended = {"FINISHED": "finished", "FAILED": "failed"}.get(run.status or "", "interrupted")
-    return ended, f"{run.score:.4f}" if run.score is not None else "", clock(_seconds(run))
+    return ended, f"{run.score:.{DIGITS}g}" if run.score is not None else "", clock(_seconds(run))
 
 
 def _seconds(run: History) -> float:

@@ -17,7 +17,7 @@ from lab.base.formats import masked
 from lab.base.paths import sqlite_file, sqlite_uri
 from lab.tracking.logged_model import MODEL, write_model
 from lab.tracking.store_paths import LOCK, SQLITES, leads_outside, outside, refuse_links_to_write
-from lab.tracking.views import RESULTS, VIEW, Pages, experiment_tags, pages_of
+from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of, rounded
 
 LONGEST = 250
 MARK = 6  # hexadecimal digits of the digest at the end of a changed name
@@ -46,6 +46,7 @@ def valid_text(value: object, length: int) -> str:
 RUN_KEY = "lossforge.run_key"  # the tag that identifies a run's folder
 NOTE = "mlflow.note.content"  # the tag that MLflow's UI shows as a description, in Markdown
 RUN_PAGE = "{run}"  # in a description: a placeholder for the address of the run's page
+EXPERIMENT = "{experiment}"  # in a description: a placeholder for the experiment's id
 PARAM_LENGTH, TAG_LENGTH = 6000, 5000  # longest values that MLflow accepts, in characters
 REFUSALS = (400, 403, 404, 405, 413, 414, 422, 501)
 """HTTP statuses of requests that always fail, where the store works: among them a missing right, and a path that an older server lacks."""
@@ -111,8 +112,10 @@ class Store:
         """
         from mlflow.entities import Metric
 
-        model, held_out = self._best_model(), self._held_out()
-        metrics = []
+        run = self.client.get_run(self.run_id)
+        model, held_out = _best_model(run), _held_out(run)
+        trained = rounded(run.data.metrics | values) if "model.name" in run.data.params else {}
+        metrics = [Metric(name, value, milliseconds, 0) for name, value in trained.items()]
         for name, value in values.items():
             of: dict[str, Any] = {"model_id": model, "run_id": self.run_id, **held_out} if model and name.startswith("best_") else {}
             metrics.append(Metric(valid_name(name), float(value), milliseconds, 0, **of))
@@ -176,26 +179,13 @@ class Store:
         found = self.client.search_logged_models([experiment], f"tags.`{RUN_KEY}` = '{tag}'")
         return sorted(found, key=lambda model: (model.creation_timestamp, model.model_id))
 
-    def _best_model(self) -> str | None:
-        """Return the id of the run's last model."""
-        outputs = self.client.get_run(self.run_id).outputs
-        return max(outputs.model_outputs, key=lambda output: output.step).model_id if outputs and outputs.model_outputs else None
-
-    def _held_out(self) -> dict[str, str]:
-        """Return name and digest of the held-out data, as a metric records them."""
-        inputs = self.client.get_run(self.run_id).inputs
-        for each in inputs.dataset_inputs if inputs else []:
-            if any(tag.key == CONTEXT and tag.value == "validation" for tag in each.tags):
-                return {"dataset_name": each.dataset.name, "dataset_digest": each.dataset.digest}
-        return {}
-
     def tags(self, values: dict[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        if RUN_PAGE in values.get(NOTE, ""):
+        if (note := values.get(NOTE, "")) and (RUN_PAGE in note or EXPERIMENT in note):
             experiment = self.client.get_run(self.run_id).info.experiment_id
             address = Pages().run(experiment, str(self.run_id)).partition("?")[0]
-            values = values | {NOTE: values[NOTE].replace(RUN_PAGE, address)}
+            values = values | {NOTE: note.replace(RUN_PAGE, address).replace(EXPERIMENT, experiment)}
         self._log(tags=[RunTag(name, value) for name, value in _tags(values).items()])
 
     def artifact(self, path: Path, folder: str = "", *, linked: bool = False) -> None:
@@ -216,12 +206,12 @@ class Store:
     def _files_at(self, location: str, names: Iterable[str]) -> Any:
         return files_at(self.uri, location, names, anywhere=self.artifacts_outside)
 
-    def pages(self) -> tuple[str, str] | None:
-        """Return the addresses in MLflow's UI of the run and of the view of its experiment's runs; None before the run exists there."""
+    def pages(self, view: str) -> tuple[str, str] | None:
+        """Return the addresses in MLflow's UI of the run and of a view of its experiment's runs; None before the run exists there."""
         if self.run_id is None:
             return None
         pages, experiment = pages_of(self.uri), self.client.get_run(self.run_id).info.experiment_id
-        return pages.run(experiment, self.run_id), pages.view(experiment, RESULTS)
+        return pages.run(experiment, self.run_id), pages.view(experiment, view)
 
     def end(self, status: str, milliseconds: int, key: str) -> None:
         """Close the run, and delete empty duplicates that a server created after we stopped waiting for its answer."""
@@ -326,6 +316,20 @@ class Store:
             self.client.set_tag(self.run_id, RUN_KEY, key)
             return True
         return False
+
+
+def _best_model(run: Any) -> str | None:
+    """Return the id of a run's last model."""
+    outputs = run.outputs
+    return max(outputs.model_outputs, key=lambda output: output.step).model_id if outputs and outputs.model_outputs else None
+
+
+def _held_out(run: Any) -> dict[str, str]:
+    """Return name and digest of a run's held-out data, as a metric records them."""
+    for each in run.inputs.dataset_inputs if run.inputs else []:
+        if any(tag.key == CONTEXT and tag.value == "validation" for tag in each.tags):
+            return {"dataset_name": each.dataset.name, "dataset_digest": each.dataset.digest}
+    return {}
 
 
 def set_environment(uri: str, *, writes: bool = False) -> None:

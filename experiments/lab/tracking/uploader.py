@@ -26,6 +26,7 @@ from lab.config.schema import TrackingConfig
 from lab.config.user import VARIABLES, chosen_uri, has_key, is_sealed, seal
 from lab.tracking.store import NOTE, RefusedError, Store, reason, set_environment, valid_name
 from lab.tracking.store_paths import refuse_foreign
+from lab.tracking.views import RESULTS
 
 STATE, LOCK = "tracking.json", "tracking.lock"
 STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str, "aside": list, "later": list, "seal": str}
@@ -178,7 +179,8 @@ class MlflowUploader(Background):
             with waiting:
                 if not self._over_within(SILENT_SECONDS):
                     why = f" ({self.error})" if self.error else ""
-                    self.say(f"waiting for MLflow at {self.place}{why}; Ctrl-C ends the wait, and experiments/sync.py sends the rest later")
+                    rest = "Ctrl-C ends the wait, and `uv run experiments/sync.py` sends the rest later"
+                    self.say(f"waiting for MLflow at {self.place}{why}; {rest}")
                 while not self._over_within(0.2) and time.monotonic() < max(closed, self.progress) + self.patience + SLOWEST_ANSWER:
                     pass
         except KeyboardInterrupt:
@@ -202,11 +204,11 @@ class MlflowUploader(Background):
         problem = self.close(waiting)
         return f"incomplete: {problem}" if problem else f"{self.place}, run {self.run_id}{not_taken(self.aside)}"
 
-    def pages(self) -> tuple[str, str] | None:
-        """Return the addresses in MLflow's UI of the run and of its experiment's runs with their results, if all has been sent."""
+    def pages(self, view: str = RESULTS) -> tuple[str, str] | None:
+        """Return the addresses in MLflow's UI of the run and of a view of its experiment's runs, if all has been sent."""
         if self.complete:
             with contextlib.suppress(Exception):
-                return self.store.pages()
+                return self.store.pages(view)
         return None
 
     def end(self, status: str, error: str, seconds: float) -> None:

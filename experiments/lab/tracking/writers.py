@@ -140,7 +140,7 @@ class WriterThread(Background):
             self._write_all()
         except Exception as error:
             self.error = masked(f"{type(error).__name__}: {error}")
-            self.say(f"{self.name} fails: {self.error}; the run goes on, and experiments/sync.py writes what is missing")
+            self.say(f"{self.name} fails: {self.error}; the run goes on, and `uv run experiments/sync.py` writes what is missing")
 
     def close(self, seconds: float, waiting: AbstractContextManager[None] = NOTHING) -> str:
         """Wait until all is written, for at most so many seconds; return where it is, or what went wrong, for a table.

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Console:
             self.rich.width = 140
         self.updates, self.before = updates, done
         self.began = time.monotonic()
+        self.made = False  # whether this process has made an update
         self.bar: Any = None
         self.entry: Any = None
         self.log: Path | None = None  # a file that gets every line, too
@@ -58,9 +60,18 @@ class Console:
             with contextlib.suppress(OSError), open_to_append(self.log) as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {visible(masked(text))}\n".encode())
 
-    def advance(self, done: int) -> None:
+    def waits(self, what: str) -> None:
+        """Show on the bar what the first update waits for."""
         if self.bar is not None:
-            self.bar.update(self.entry, completed=done)
+            self.bar.update(self.entry, figures=f"waits for {what}")
+
+    def advance(self, done: int) -> None:
+        """Show how many updates are done; of the first one how long it took, because the next figures may be far."""
+        first, self.made = not self.made, True
+        if self.bar is not None:
+            self.bar.update(self.entry, completed=done, **({"figures": ""} if first else {}))
+        elif first:
+            self.say(f"update {done}/{self.updates} · after {clock(time.monotonic() - self.began)}")
 
     def figures(self, done: int, epoch: int, values: dict[str, float]) -> None:
         """Show the figures of a window: on the bar, or as a line every few seconds."""
@@ -81,6 +92,10 @@ class Console:
             self.say(text)
         else:
             self.say(f"{done}/{self.updates} · {text}")
+
+    def busy(self, what: str) -> AbstractContextManager[Any]:
+        """Show on a terminal what the block does, which takes a while."""
+        return self.rich.status(what) if self.rich.is_terminal and not self.rich.quiet else nullcontext()
 
     def stop_bar(self) -> None:
         if self.bar is not None:

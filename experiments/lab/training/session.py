@@ -8,12 +8,13 @@ from typing import Any
 
 from lab.base.errors import RankError
 from lab.base.formats import masked, one_line
-from lab.base.process import Stop, is_rank_zero, launched
+from lab.base.process import Stop, is_rank_zero, launched, started_by
 from lab.base.records import History
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings, override_of
 from lab.processes import distributed, rank_failures
 from lab.processes.rank_failures import watched
+from lab.registry import spec_of
 from lab.run.active import Run, record_start
 from lab.run.export import FAILED, check_export
 from lab.run.folder import RunFolder
@@ -133,7 +134,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
         sampler.stop()
     figures: dict[str, float] = {}
     if run.status != "KILLED":  # a killed run must end soon; it gets its figures when it is continued
-        with run.noted():
+        with run.noted(), console.busy("draws the results and exports the best model"):
             figures = trainer.finish() | trainer.kernels.counts() | {"seconds": run.seconds()}
     with run.noted(run.status):
         trainer.callbacks("on_end", trainer, run.status)
@@ -152,8 +153,9 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
         console.say(f"in MLflow's UI{pages_hint(run.uploader.place)}: {pages[0]}")
         console.say(f"beside the experiment's other runs: {pages[1]}")
     if run.status == "KILLED":
-        again = override_of("resume", places["run folder"])
-        console.say(f"to go on: {'torchrun ... ' if launched() > 1 else ''}experiments/train.py {again}")
+        console.say(f"to go on: {started_by()} experiments/train.py {override_of('resume', places['run folder'])}")
+    elif run.status == "FINISHED" and spec_of(config.task).predict is not None:
+        console.say(f"to use the model: uv run experiments/predict.py {override_of('checkpoint', places['run folder'])} IMAGE ...")
     model = trainer.model if trainer.ema is None else trainer.ema.module
     status = run.exit_status() or (FAILED if trainer.unexported else 0)
     return TrainResult(run.status, status, run.folder.path, values, trainer.data.classes, model, run.failure)

@@ -136,7 +136,11 @@ class Trainer:
             self.clock.restart()
         self.data.train.begin(self.epoch, self.batch)
         left = min(self.per_epoch * self.epoch, self.updates) - self.done
+        if not self.clock.updates:
+            self.console.waits("the first batch")
         for group in islice(self.groups(), left):
+            if not self.clock.updates:
+                self.console.waits("the first update" + self.compiled)
             self.callbacks("on_before_update", self)
             if self.draws:
                 self.draw(group[0])
@@ -156,6 +160,12 @@ class Trainer:
                 self.end_if_wanted()
         if self.clock.window_updates:
             self.report()
+
+    @property
+    def compiled(self) -> str:
+        """Return in words what the first update compiles."""
+        parts = ["the model"] * self.settings.compile + ["the loss's kernels"] * (self.kernels.backend == "triton")
+        return f", which compiles {' and '.join(parts)}" if parts else ""
 
     def draw(self, batch: Tensors) -> None:
         """Draw the run's first training batch with its labels, which shows a wrong turn, scale or class at once."""

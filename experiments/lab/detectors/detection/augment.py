@@ -18,7 +18,7 @@ def fitted(size: Size, config: DetectionDataConfig, fixed_size: list[int] | None
     if fixed_size:
         ratio = min(fixed_size[0] / size[0], fixed_size[1] / size[1])
     else:
-        ratio = config.shortest / min(size) if config.shortest else 1.0
+        ratio = config.edge / min(size) if config.edge else 1.0
         if config.longest:
             ratio = min(ratio, config.longest / max(size))
     return scaled(size, ratio)

@@ -17,6 +17,8 @@ from torchvision.transforms.v2.functional import resize
 from lab.base.errors import UserError
 from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
+from lab.config.schema import AUTO
+from lab.data.fitting import ENLARGED, fit, median_size
 from lab.data.images.files import Names
 from lab.data.images.pixels import dark_note
 from lab.data.loading import WorkerLoader
@@ -30,8 +32,6 @@ from lab.detectors.detection.boxes import turned_boxes
 from lab.detectors.detection.types import MASK_STRIDE, DetectionBatch
 from lab.detectors.scenes import PARTS, scenes_folder
 from lab.detectors.schema import BoxesConfig, CocoConfig, DetectionDataConfig, DigitScenesConfig
-
-ENLARGED = 1.7  # a message is printed from this factor on; COCO's images become 1.67 times as large
 
 
 @dataclass
@@ -219,6 +219,7 @@ def load_detection_data(
     loader: Callable[..., FileLoader] = DetectionLoader,
     *,
     shapes: str = "",
+    square: bool = False,
 ) -> DetectionData:
     """Open the data set that a config names; draw digit scenes first if they do not exist.
 
@@ -230,6 +231,7 @@ def load_detection_data(
         seed: the seed of order and augmentation.
         loader: makes the batches.
         shapes: as in lab.detectors.annotations.coco_file.read_coco.
+        square: whether every batch is a square of data.shortest, in place of fixed_size.
 
     Raises:
         UserError: a setting, a file or an entry of a file is wrong.
@@ -237,6 +239,9 @@ def load_detection_data(
     _check_sizes(config, fixed_size)
     files, held_out, seen = _read(config, shapes)
     train, val = files[:2]
+    sized = settle_size(config, fixed_size, train.sizes, square=square)
+    if square:
+        fixed_size = list(size_of(config, None))
     for file in files:
         _refuse_different_categories(train, file)
     make = partial(loader, config=config, fixed_size=fixed_size, norm=norm, device=device)
@@ -252,7 +257,7 @@ def load_detection_data(
         held_out=held_out,
         plain=partial(make, train, seed=None),
         notes=[
-            *enlarged(config, fixed_size, train.sizes),
+            *(sized or enlarged(config, fixed_size, train.sizes)),
             *seen,
             *(said for file in files for said in file.notes),
             *dark_note(train.files),
@@ -264,9 +269,29 @@ def size_of(config: DetectionDataConfig, fixed_size: list[int] | None) -> tuple[
     """Return height and width of a usual batch."""
     if fixed_size:
         return fixed_size[0], fixed_size[1]
-    edge = config.shortest or (config.scene_pixels if isinstance(config, DigitScenesConfig) else 640)
+    edge = config.edge or (config.scene_pixels if isinstance(config, DigitScenesConfig) else 640)
     side = -(-edge // config.divisor) * config.divisor
     return side, side
+
+
+def settle_size(config: DetectionDataConfig, fixed_size: list[int] | None, sizes: list[tuple[int, int]], *, square: bool) -> list[str]:
+    """Replace data.shortest=auto by a number; return what it stands for, in words.
+
+    Args:
+        config: the data's settings.
+        fixed_size: height and width that every image is fitted into.
+        sizes: height and width of the training images' files.
+        square: whether images are fitted into a square of this edge.
+    """
+    if config.shortest != AUTO:
+        return []
+    size = median_size(sizes)
+    config.shortest = config.usual
+    if fixed_size:
+        return []
+    edge, step = (max(size), config.divisor) if square else (min(size), 1)
+    config.shortest, said = fit("data.shortest", size, edge, config.usual, step)
+    return [said]
 
 
 def enlarged(config: DetectionDataConfig, fixed_size: list[int] | None, sizes: list[tuple[int, int]]) -> list[str]:
@@ -277,7 +302,7 @@ def enlarged(config: DetectionDataConfig, fixed_size: list[int] | None, sizes: l
         fixed_size: height and width that every image is fitted into; None: the config's.
         sizes: height and width of the training images' files.
     """
-    height, width = sorted(sizes, key=lambda size: size[0] * size[1])[len(sizes) // 2]
+    height, width = median_size(sizes)
     rows, columns = fitted((height, width), config, fixed_size)
     ratio = rows / height
     if ratio < ENLARGED:

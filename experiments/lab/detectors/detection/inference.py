@@ -91,8 +91,8 @@ def prepared_as(config: DetectionDataConfig, fixed_size: list[int] | None, norm:
     resize: dict[str, Any] = {"rule": "none"}
     if fixed_size:
         resize = {"rule": "fit within, keep proportions", "height": fixed_size[0], "width": fixed_size[1]}
-    elif config.shortest or config.longest:
-        resize = {"rule": "shorter side, at most longest, keep proportions", "shortest": config.shortest, "longest": config.longest}
+    elif config.edge or config.longest:
+        resize = {"rule": "shorter side, at most longest, keep proportions", "shortest": config.edge, "longest": config.longest}
     to = {"height": fixed_size[0], "width": fixed_size[1]} if fixed_size and not config.rect else {"multiple": config.divisor}
     pad = {"side": "right and bottom", **to, "fill": [round(value * 255) for value in norm.mean]}
     return {"resize": resize, "interpolation": "bilinear", "antialias": True, "crop": None, "pad": pad}

@@ -1,10 +1,11 @@
 """Segmentation: a class for each pixel, under losses of pixels and of regions."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lab.config.fields import choice, number, setting, some
 from lab.config.loss_schema import LOSSES
-from lab.config.schema import EXIF, WHERE_EXIF, DataConfig, ModelConfig, SplitConfig, TaskConfig
+from lab.config.schema import AUTO, EXIF, WHERE_EXIF, DataConfig, ModelConfig, SplitConfig, TaskConfig
 from lab.data.spec import DataSpec
 from lab.tasks.spec import TaskSpec
 
@@ -55,6 +56,12 @@ class MaskFolderConfig(MasksConfig):
     An image and its mask have the same stem; a mask's values are classes, but for data.ignore_value.
     Images and masks are read by worker processes and resized to data.image_size a side.
     """
+
+    usual: ClassVar[int] = 256
+    # MasksConfig declares an int, which it is once the data is open: hence the ignore
+    image_size: int | str = number(  # type: ignore[assignment]
+        AUTO, "pixels a side that the model sees; auto: 256, or the images' own if that enlarges them much", least=32, text=AUTO
+    )
 
     name: str = setting("mask_folder", "the data set")
     root: str | None = setting(None, "folder with train/, val/ and optionally test/; null: data/", path="always")

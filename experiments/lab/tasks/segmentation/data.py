@@ -20,7 +20,9 @@ from lab.base.errors import UserError
 from lab.base.formats import one_form, visible
 from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
+from lab.config.schema import AUTO
 from lab.data.batch import Batch
+from lab.data.fitting import STEP, fit, median_size
 from lab.data.images.exif import BOTH, is_shown, sizes_of, turn_of, turned
 from lab.data.images.files import (
     DEEP,
@@ -67,6 +69,7 @@ def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm 
     if config.check != "off":
         for name, pairs in parts.items():
             _refuse_unlabelled(pairs, 2 if name == "train" else 1)
+    sized = settle_size(config, parts["train"])
     load = partial(MaskFileLoader, config=config, norm=norm, device=device)
     return Data(
         config.classes,
@@ -77,7 +80,7 @@ def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm 
         test=load(parts["test"], seed=None) if "test" in parts else None,
         held_out=found.of,
         plain=partial(load, parts["train"], seed=None),
-        notes=[*found.notes, *dark_note(list(map(parts["train"].where, range(len(parts["train"])))))],
+        notes=[*sized, *found.notes, *dark_note(list(map(parts["train"].where, range(len(parts["train"])))))],
     )
 
 
@@ -166,6 +169,22 @@ class Pairs(Pictures):
                 return pil_to_tensor(in_rgb(whole_range(turned(opened, shown=shown), opened))), values
         except UNREADABLE as error:
             raise unreadable(path, error) from None
+
+
+LOOKED_AT = 200  # images by which their usual size is found
+
+
+def settle_size(config: MaskFolderConfig, pairs: Pairs) -> list[str]:
+    """Replace data.image_size=auto by a number; return what it stands for, in words."""
+    if config.image_size != AUTO:
+        return []
+    sizes = []
+    for position in pairs.positions[:: max(len(pairs) // LOOKED_AT, 1)]:
+        with contextlib.suppress(*UNREADABLE), open_any_mode(pairs.pairs[position][0]) as image:
+            sizes.append((image.height, image.width))
+    size = median_size(sizes) if sizes else (config.usual, config.usual)
+    config.image_size, said = fit("data.image_size", size, max(size), config.usual, STEP)
+    return [said]
 
 
 def _read(config: MaskFolderConfig) -> Photos:
@@ -265,7 +284,7 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
     """
 
     def __init__(self, pairs: Pairs, config: MaskFolderConfig, fill: list[int], *, train: bool) -> None:
-        self.pairs, self.augment, self.size = pairs, train and config.augment, [config.image_size] * 2
+        self.pairs, self.augment, self.size = pairs, train and config.augment, [cast(int, config.image_size)] * 2
         self.before = v2.RandomHorizontalFlip(config.horizontal_flip)
         self.scale = RandomScale(config.scale, self.fit, None, fill)
         self.after = v2.RandomPhotometricDistort(p=config.photometric)
