@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import compared
 import reported
 from loss_text import MissingError, file_of
 
@@ -235,4 +236,7 @@ def stale_drawings() -> dict[Path, Callable[[], object]]:
         report, path = load(source), DRAWN / f"{name}.svg"
         if not path.exists() or pictures.digest(report, rows(report)) not in path.read_text(encoding="utf-8"):
             stale[path] = partial(draw, report, path)
+    ratios, path = compared.first_page_ratios(compared.cases()), DRAWN / "first_page.svg"
+    if not path.exists() or compared.first_page_digest(ratios) not in path.read_text(encoding="utf-8"):
+        stale[path] = partial(compared.first_page_picture, ratios, path)
     return stale
