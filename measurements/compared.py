@@ -4,8 +4,10 @@ The table of the first page and the page of cases in which another is ahead are 
 counts where it is larger than the spread of both and than 1 %; one in memory where it is larger than 1 % and 1 MiB.
 """
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -249,7 +251,7 @@ def standing(found: Iterable[Case]) -> str:
     every = [case for case in found if case.others()]
     slower, more = (sum(getattr(case, what)() == "slower" for case in every) for what in ("time", "memory"))
     return (
-        f"Of {len(every)} measured cases that another contender computes, another is faster in {slower} cases, and within the spread "
+        f"Of {len(every)} measured cases that another implementation computes, another is faster in {slower} cases, and within the spread "
         f"in {sum(map(within, every))} more; another takes less memory in {more} cases."
     )
 
@@ -352,14 +354,79 @@ def first_page(*files: Path) -> str:
     """Return the cases of FIRST_PAGE. One that was not measured, or not by today's rule, is shown as such."""
     every, sources = cases(files[0].parent), Sources()
     found = on_first_page(every)
-    rows, without = [], []
+    rows = []
     for shown in FIRST_PAGE:
         case = found.get((shown.file, shown.key))
-        without += [f"{name} in {shown.use}: {reason}" for name, reason in (case.without if case else {}).items()]
         columns = ["not measured", *[""] * len(HEADER)] if case is None else [*columns_of(case), sources.number(case.source)]
         rows.append([shown.use, *columns])
-    table, note = tables.markdown(("case", *HEADER, "measured"), rows), [f"Without a figure: {'; '.join(without)}."] if without else []
-    return f"{table}\n\n{' '.join([*sources.listed(), *note])}\n\n{standing(every)} [All of them](docs/benchmarks/ahead_of_us.md), by kind."
+    notes = [*sources.listed(), *without_figure(found.values())]
+    parts = [
+        tables.markdown(("case", *HEADER, "measured"), rows),
+        f"{standing(every)} [All of them](docs/benchmarks/ahead_of_us.md), by kind.",
+        f"<details><summary>GPUs, versions and dates; who has no figure</summary>{' '.join(notes)}</details>",
+    ]
+    return "\n\n".join(parts)
+
+
+def without_figure(found: Iterable[Case]) -> list[str]:
+    """Say in a sentence why implementations have no figure: the first sentence of each one's error, without advice how to install it."""
+    errors = {(name, re.split(r"\. |\n", reason)[0].rstrip(".")) for case in found for name, reason in case.without.items()}
+    return [f"Without a figure: {'; '.join(f'{name}, {reason}' for name, reason in sorted(errors))}."] if errors else []
+
+
+class Ratio(NamedTuple):
+    """The least cost of others over ours, and the outcome by the rule: "faster", "same" or "slower"; None where neither has a figure."""
+
+    value: float
+    outcome: str
+
+
+Ratios = dict[str, tuple[Ratio | None, Ratio | None]]
+COLORS = {"faster": "#2e7d32", "same": "#757575", "slower": "#c62828"}
+WIDEST = 8.0
+"""The largest ratio that is drawn: a mark at the edge says that one is larger, as where others take next to no memory."""
+
+
+def first_page_ratios(every: Iterable[Case]) -> Ratios:
+    """Return, for each case of FIRST_PAGE, the ratios of time and of memory."""
+    found = on_first_page(every)
+
+    def ratio(case: Case, figure: str, outcome: str) -> Ratio | None:
+        other, ours = case.best(figure), getattr(case.ours, figure)
+        return Ratio(getattr(case.costs[other], figure) / ours, outcome) if other and ours else None
+
+    cells = ((shown.use, found.get((shown.file, shown.key))) for shown in FIRST_PAGE)
+    return {use: (ratio(case, "ms", case.time()), ratio(case, "mib", case.memory())) for use, case in cells if case}
+
+
+def first_page_digest(ratios: Ratios) -> str:
+    return hashlib.sha256(repr(ratios).encode()).hexdigest()[:16]
+
+
+def first_page_picture(ratios: Ratios, path: Path) -> None:
+    """Draw the cases of FIRST_PAGE, whoever is ahead: to the right of 1 ours takes less than the best other, to the left more."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    panels, titles = figure.subplots(1, 2, sharey=True), ("time: the fastest other / ours", "memory: the least of others / ours")
+    for which, (axes, title) in enumerate(zip(panels, titles, strict=True)):
+        for row, both in enumerate(ratios.values()):
+            if ratio := both[which]:
+                value = min(max(ratio.value, 1 / WIDEST), WIDEST)
+                mark = "o" if value == ratio.value else "<" if value < 1 else ">"
+                axes.plot([1, value], [row, row], color=COLORS[ratio.outcome], linewidth=5, solid_capstyle="butt")
+                axes.plot(value, row, mark, color=COLORS[ratio.outcome], markersize=7)
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set(xscale="log", xlim=(0.9 / WIDEST, 1.1 * WIDEST))
+        axes.set_xticks([1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8], ["⅛ ×", "¼ ×", "½ ×", "1 ×", "2 ×", "4 ×", "8 ×"], minor=False)
+        axes.minorticks_off()
+        axes.set_title(f"{title}\n← another takes less  |  ours takes less →", fontsize=9)
+        axes.grid(alpha=0.3, axis="x")
+    panels[0].set_yticks(range(len(ratios)), [*ratios], fontsize=8)
+    panels[0].invert_yaxis()
+    with matplotlib.rc_context({"svg.hashsalt": "lossforge", "svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure.savefig(path, metadata={"Date": None, "Description": first_page_digest(ratios)}, facecolor="white")
 
 
 SECTIONS: dict[str, tuple[Any, ...]] = {

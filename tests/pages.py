@@ -139,7 +139,7 @@ def check_quote(block: Block) -> None:
 
 
 def anchors_of(page: str) -> set[str]:
-    """What `page.md#anchor` may name: the titles, as MkDocs writes them, and what mkdocstrings documents."""
+    """What `page.md#anchor` may name: the titles, as the site writes them, and what mkdocstrings documents."""
     outside = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
     titles = [re.sub(r"`|\*\*", "", title) for title in re.findall(r"^#+ (.+)$", outside, re.M)]
     written = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}

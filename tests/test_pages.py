@@ -21,7 +21,7 @@ from pages import (
 from lab.base.errors import UserError
 
 DOCUMENTATION = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
-PAGES = ["README.md", "CONTRIBUTING.md", *DOCUMENTATION]
+PAGES = ["README.md", "CONTRIBUTING.md", "experiments/README.md", *DOCUMENTATION]
 OWN_TEST = ("docs/your_own.md", *(page for page in DOCUMENTATION if page.startswith("docs/use_with/")))
 """Pages whose files and blocks other tests run."""
 PYTHON = [page for page in PAGES if page not in OWN_TEST and any(each.language == "python" and not each.file for each in blocks_of(page))]

@@ -10,7 +10,7 @@ import tables
 from measure_precision import FULL
 from pages import ROOT, blocks_of, commands_of, text_of
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "experiments/README.md")
 
 
 def test_the_first_commands_are_there():
@@ -21,6 +21,15 @@ def test_the_first_commands_are_there():
 def test_tables_and_pictures_are_the_registrys_and_the_results():
     assert not [page for page, text in tables.files().items() if page.read_text(encoding="utf-8") != text]
     assert not tables.stale_drawings(), "run: uv run tools/generate.py"
+
+
+def test_the_readme_is_short_and_has_both_doors_on_its_first_screen():
+    lines = text_of("README.md").splitlines()
+    assert len(lines) <= 120
+    first = "\n".join(lines[:26])
+    for what in ("experiment=quick", "(#use-the-losses-in-your-code)", "(experiments/README.md)", "(docs/pictures/", "(docs/cite.md)"):
+        assert what in first
+    assert first.index("experiment=quick") < first.index("model=resnet50")
 
 
 def section(title):
@@ -36,7 +45,7 @@ def test_the_errors_of_log_probabilities_are_the_results():
     of_error = {"loss": "logps", "deviation": 4.0, "offset": 0.0, "classes": reported.CLASSES_SHOWN}
     rows = rows_of("precision-h200.json")
     ours, theirs = (next(row for row in rows if {**of_error, "contender": who}.items() <= row.items()) for who in ("lossforge", "trl"))
-    said = " ".join(section("Train language models").split())
+    said = " ".join(section("Use the losses in your code").split())
     assert (
         f"{size((*FULL[:2], ours['classes']))}, logits of standard deviation 4: {ours['value']:.1e}; TRL's own {theirs['value']:.1e}."
         in said

@@ -195,7 +195,7 @@ CHECKLIST: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "tree": (check_tree, "everything is committed"),
     "archives": (check_archives, "wheels and source archives are whole, and pass twine"),
     "environments": (partial(failure, "tools/smoke_wheels"), "installed by name, it works with the oldest, locked and newest torch"),
-    "docs": (partial(failure, "mkdocs build --strict --quiet"), "the documentation builds without a warning"),
+    "docs": (partial(failure, "python -m zensical build --strict --clean"), "the documentation builds without a warning"),
     "figures": (check_first_page, f"each file's figures are of one commit, at most {OLDEST} commits ago, and of tested versions"),
     "benchmark": (check_benchmark, "the committed figures are of these sources"),
 }

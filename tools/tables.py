@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import compared
 import loss_names
 import reported
 from loss_text import MissingError, file_of
@@ -240,4 +241,7 @@ def stale_drawings() -> dict[Path, Callable[[], object]]:
     curves, path = pictures.curves_of(reported.INTEGRATIONS), DRAWN / "first_steps.svg"
     if not path.exists() or pictures.curves_digest(curves) not in path.read_text(encoding="utf-8"):
         stale[path] = partial(pictures.curves_picture, curves, path)
+    ratios, path = compared.first_page_ratios(compared.cases()), DRAWN / "first_page.svg"
+    if not path.exists() or compared.first_page_digest(ratios) not in path.read_text(encoding="utf-8"):
+        stale[path] = partial(compared.first_page_picture, ratios, path)
     return stale
