@@ -10,7 +10,6 @@ a size that gives logits a standard deviation of 4, as those of trained models.
 """
 
 import contextlib
-import gc
 import importlib
 import importlib.metadata
 import importlib.util
@@ -36,7 +35,7 @@ from lossforge.bench.measure import synchronize
 
 PARTS = ("trl", "trainer", "compiled", "curves", "detectors", "open_clip")
 DEVIATION = 4.0
-UPDATES = 3
+CALLS = 3
 AGREE_LOGPS, AGREE, AGREE_GRADIENT = 0.25, 1e-2, 3e-2
 """Of log-probabilities, in nats; of a loss and of gradients, relative. Logits in bfloat16 are off by up to 0.06 where they are near 16."""
 AGREE_EXACTLY, AGREE_GRADIENT_EXACTLY = 1e-3, 1e-2
@@ -184,19 +183,82 @@ def require(errors: dict[str, float], bounds: dict[str, float]) -> dict[str, flo
     return errors
 
 
-def clocked(step: Callable[[], object], device: torch.device, sizes: Sizes, what: str = "step_ms") -> Row:
-    """Return the median time of a step by the wall's clock, its range, and the most memory that was allocated."""
-    for _ in range(sizes.warm_up):
-        step()
+class Prepared(NamedTuple):
+    """A contender that is right, and has made its first calls.
+
+    timed: what is timed, by the name of its figure. errors: what stands in its row beside the times. held_mib: what it keeps between calls.
+    around: what is entered for its calls, such as the patch of a library.
+    """
+
+    timed: dict[str, Callable[[], object]]
+    errors: Row
+    held_mib: float
+    around: Callable[[], Context] = contextlib.nullcontext
+
+
+def ready(timed: dict[str, Callable[[], object]], errors: Row, before_mib: float, sizes: Sizes) -> Prepared:
+    """Make a contender's first calls. before_mib: the memory that was allocated before it was made."""
+    for call in timed.values():
+        for _ in range(sizes.warm_up):
+            call()
     free_memory()
-    taken = []
-    for _ in range(sizes.steps):
-        synchronize(device)
-        began = time.perf_counter()
-        step()
-        synchronize(device)
-        taken.append((time.perf_counter() - began) * 1e3)
-    return {what: statistics.median(taken), f"{what}_range": [min(taken), max(taken)], "peak_mib": peak_mib()}
+    return Prepared(timed, errors, allocated_mib() - before_mib)
+
+
+def allocated_mib() -> float:
+    return torch.cuda.memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0
+
+
+Contenders = dict[str, tuple[Callable[[], Prepared], *tuple[str, ...]]]
+"""What prepares each contender, and the modules that it needs."""
+
+
+def beside(case: str, contenders: Contenders, sizes: Sizes, device: torch.device) -> Iterator[Row]:
+    """Yield a row for each contender of a case, with times if it is right. All are prepared first, and then measured in turns."""
+    prepared: dict[str, Prepared] = {}
+
+    def prepare(name: str, made: Callable[[], Prepared]) -> Row:
+        prepared[name] = made()
+        return prepared[name].errors
+
+    rows = [attempt(case, name, partial(prepare, name, made), *needed) for name, (made, *needed) in contenders.items()]
+    measured = in_turns(prepared, sizes, device)
+    yield from (row | measured.get(row["contender"], {}) for row in rows)
+
+
+def in_turns(prepared: dict[str, Prepared], sizes: Sizes, device: torch.device) -> dict[str, Row]:
+    """Return each contender's median times and their ranges, and the most memory that its step would need alone.
+
+    Each takes its turn in every round, with CALLS calls without a wait; the host runs ahead as it does in training.
+    """
+    taken: dict[str, dict[str, list[float]]] = {name: {what: [] for what in each.timed} for name, each in prepared.items()}
+    peaks: dict[str, float | None] = {}
+    for turn in range(sizes.steps + 1):
+        for name, each in prepared.items():
+            for what, call in each.timed.items():
+                free_memory()
+                others = allocated_mib() - each.held_mib
+                with each.around():
+                    synchronize(device)
+                    began = time.perf_counter()
+                    for _ in range(CALLS):
+                        call()
+                    synchronize(device)
+                    spent = time.perf_counter() - began
+                if turn:
+                    taken[name][what].append(spent * 1e3 / CALLS)
+                peak = peak_mib()
+                if what == "step_ms":
+                    peaks[name] = None if peak is None else max(peak - others, peaks.get(name) or 0.0)
+    return {
+        name: {
+            figure: value
+            for what, ms in of.items()
+            for figure, value in {what: statistics.median(ms), f"{what}_range": [min(ms), max(ms)]}.items()
+        }
+        | {"peak_mib": peaks[name]}
+        for name, of in taken.items()
+    }
 
 
 def waits(call: Callable[[], object]) -> int | None:
@@ -247,57 +309,13 @@ def trained(names: Iterable[str], sizes: Sizes, device: torch.device, *, compile
         return
     for name in names:
         torch.compiler.reset()
-        with contextlib.ExitStack() as open_until_measured:
-            prepared: dict[str, Prepared] = {}
-            exact = exact_loss(*of_trainer(name, sizes, device), compiled=compiled)
-            rows = []
-            for loss, (made, *needed) in OF_TRAINER.items():
-                prepare = partial(prepared_step, name, made, exact, open_until_measured, sizes, device, compiled=compiled)
-                rows.append(attempt(name, loss, partial(keep, prepared, loss, prepare), *needed))
-            measured = in_turns(prepared, sizes, device)
-            yield from (row | measured.get(row["contender"], {}) for row in rows)
-
-
-class Prepared(NamedTuple):
-    """A contender's update, what it holds between updates in MiB, and the errors of its loss."""
-
-    step: Callable[[], object]
-    held_mib: float
-    errors: Row
-
-
-def keep(prepared: dict[str, Prepared], loss: str, prepare: Callable[[], Prepared]) -> Row:
-    prepared[loss] = prepare()
-    return prepared[loss].errors
-
-
-def held_mib(device: torch.device) -> float:
-    return torch.cuda.memory_allocated() / 2**20 if device.type == "cuda" else 0.0
-
-
-def in_turns(prepared: dict[str, Prepared], sizes: Sizes, device: torch.device) -> dict[str, Row]:
-    """Return the median time of each contender's step and its range, and the most memory that it would need alone.
-
-    Each takes its turn in every round, UPDATES updates without a wait; the host runs ahead as it does in training.
-    """
-    taken: dict[str, list[float]] = {name: [] for name in prepared}
-    peaks: dict[str, float | None] = {}
-    for turn in range(sizes.steps + 1):
-        for name, (step, alone, _) in prepared.items():
-            free_memory()
-            others = held_mib(device) - alone
-            synchronize(device)
-            began = time.perf_counter()
-            for _ in range(UPDATES):
-                step()
-            synchronize(device)
-            if turn:
-                taken[name].append((time.perf_counter() - began) * 1e3 / UPDATES)
-            peak = peak_mib()
-            peaks[name] = None if peak is None else max(peak - others, peaks.get(name) or 0.0)
-    return {
-        name: {"step_ms": statistics.median(ms), "step_ms_range": [min(ms), max(ms)], "peak_mib": peaks[name]} for name, ms in taken.items()
-    }
+        exact = exact_loss(*of_trainer(name, sizes, device), compiled=compiled)
+        with contextlib.ExitStack() as stack:
+            contenders: Contenders = {
+                loss: (partial(prepared_step, name, made, exact, stack, sizes, device, compiled=compiled), *needed)
+                for loss, (made, *needed) in OF_TRAINER.items()
+            }
+            yield from beside(name, contenders, sizes, device)
 
 
 def liger(model: Any) -> Context:
@@ -350,17 +368,13 @@ def prepared_step(
     *,
     compiled: bool = False,
 ) -> Prepared:
-    """Return a contender whose loss and gradients are right. stack: ends what gave the model its loss."""
-    before = held_mib(device)
+    """Prepare a contender's update. stack: ends what gave the model its loss."""
+    before = allocated_mib()
     model, tokens = of_trainer(name, sizes, device)
     stack.enter_context(loss(model))
     called = torch.compile(model) if compiled else model
     errors = against(exact, called, tokens)
-    step = stepper(called, tokens, 1e-6)
-    for _ in range(sizes.warm_up):
-        step()
-    free_memory()
-    return Prepared(step, held_mib(device) - before, errors)
+    return ready({"step_ms": stepper(called, tokens, 1e-6)}, errors, before, sizes)
 
 
 def curves(sizes: Sizes, device: torch.device) -> Iterator[Row]:
@@ -597,32 +611,52 @@ def detectors(sizes: Sizes, device: torch.device) -> Iterator[Row]:
     found = [Detector(name, "ultralytics", "ultralytics", partial(yolo, name)) for name in sizes.yolo]
     found += [Detector(name, "transformers", "transformers_detection", partial(detr, name)) for name in sizes.detectors]
     for each in found:
-        expected: list[Any] = []
-        for contender, patched in {each.library: contextlib.nullcontext, "lossforge": partial(ours, each.integration)}.items():
-            yield attempt(each.case, contender, partial(detector_row, each, patched, expected, sizes, device), each.library)
+        if absent := missing(each.library):
+            yield {"case": each.case, "contender": each.library, "left_out": absent}
+            continue
+        expected = expected_of(each, sizes, device)
+        contenders: Contenders = {
+            name: (partial(prepared_detector, each, patched, expected, sizes, device),)
+            for name, patched in {each.library: contextlib.nullcontext, "lossforge": partial(ours, each.integration)}.items()
+        }
+        yield from beside(each.case, contenders, sizes, device)
 
 
-def detector_row(each: Detector, patched: Callable[[], Context], expected: list[Any], sizes: Sizes, device: torch.device) -> Row:
-    """Return the figures.
+class Expected(NamedTuple):
+    """What a model gives its criterion, and the library's own loss and gradients of that in float32."""
 
-    expected: what the criterion was given, and the library's own loss and gradients in float32: written here and compared with.
-    """
+    given: Any
+    value: float
+    gradients: Tensor
+
+
+def expected_of(each: Detector, sizes: Sizes, device: torch.device) -> Expected:
+    torch.manual_seed(0)
+    record = each.make(sizes, device)[-1]
+    with torch.autocast(device.type, torch.bfloat16):
+        criterion = record()
+    criterion = criterion._replace(given=_pytree.tree_map(detached, criterion.given))
+    value, gradients = graded(criterion, torch.float32)
+    return Expected(criterion.given, value, joined(gradients))
+
+
+def prepared_detector(each: Detector, patched: Callable[[], Context], expected: Expected, sizes: Sizes, device: torch.device) -> Prepared:
+    """Prepare the criterion and the step of a detector with a library's losses or ours."""
     autocast = partial(torch.autocast, device.type, torch.bfloat16)
+    before = allocated_mib()
     with patched():
         torch.manual_seed(0)
         model, loss, record = each.make(sizes, device)
         with autocast():
-            criterion = record()
-        criterion = criterion._replace(given=expected[0] if expected else _pytree.tree_map(detached, criterion.given))
+            criterion = record()._replace(given=expected.given)
         value, gradients = graded(criterion, torch.float32)
-        expected[:] = expected or [criterion.given, value, gradients]
-        _, exact, exact_gradients = expected
-        errors = {
-            "value_error": abs(value - exact) / abs(exact),
-            "gradient_error": relative(joined(gradients), joined(exact_gradients)),
+        errors: Row = {
+            "value_error": abs(value - expected.value) / abs(expected.value),
+            "gradient_error": relative(joined(gradients), expected.gradients),
         }
+        del gradients
         with autocast():
-            errors["bf16_error"] = abs(graded(criterion)[0] - exact) / abs(exact)
+            errors["bf16_error"] = abs(graded(criterion)[0] - expected.value) / abs(expected.value)
         require(errors, {"value_error": AGREE_EXACTLY, "gradient_error": AGREE_GRADIENT_EXACTLY, "bf16_error": 5 * AGREE})
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 
@@ -637,8 +671,9 @@ def detector_row(each: Detector, patched: Callable[[], Context], expected: list[
             optimizer.step()
             optimizer.zero_grad()
 
-        times = clocked(measured, device, sizes, "criterion_ms") | {"criterion_waits": waits(measured)}
-        return errors | times | clocked(step, device, sizes) | {"step_waits": waits(step)}
+        found = ready({"step_ms": step, "criterion_ms": measured}, errors, before, sizes)
+        found.errors.update(step_waits=waits(step), criterion_waits=waits(measured))
+        return found._replace(around=patched)
 
 
 def graded(criterion: Criterion, dtype: torch.dtype | None = None, wait: bool = True) -> Any:
@@ -744,15 +779,18 @@ def open_clip(sizes: Sizes, device: torch.device) -> Iterator[Row]:
             images = torch.nn.functional.normalize(images, dim=-1)
             texts = torch.nn.functional.normalize(images + noise / sizes.features**0.5 * 3, dim=-1)
             case = f"{pairs} × {sizes.features}, {str(dtype).removeprefix('torch.')}"
-            for contender, patched in {"open_clip": contextlib.nullcontext, "lossforge": partial(ours, "open_clip")}.items():
-                run = partial(clip_row, (images.to(dtype), texts.to(dtype)), patched, sizes)
-                yield attempt(case, contender, run, "open_clip")
+            features = images.to(dtype), texts.to(dtype)
+            contenders: Contenders = {
+                name: (partial(prepared_clip, features, patched, sizes), "open_clip")
+                for name, patched in {"open_clip": contextlib.nullcontext, "lossforge": partial(ours, "open_clip")}.items()
+            }
+            yield from beside(case, contenders, sizes, device)
 
 
-def clip_row(features: tuple[Tensor, Tensor], patched: Callable[[], Context], sizes: Sizes) -> Row:
+def prepared_clip(features: tuple[Tensor, Tensor], patched: Callable[[], Context], sizes: Sizes) -> Prepared:
     from open_clip.loss import ClipLoss
 
-    device, wide = features[0].device, features[0].dtype == torch.float32
+    device, wide, before = features[0].device, features[0].dtype == torch.float32, allocated_mib()
     loss = ClipLoss()
 
     def run(dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -771,5 +809,5 @@ def clip_row(features: tuple[Tensor, Tensor], patched: Callable[[], Context], si
         bounds = (AGREE_EXACTLY, AGREE_GRADIENT_EXACTLY) if wide else (AGREE, AGREE_GRADIENT)
         require(errors, dict(zip(errors, bounds, strict=True)))
         del found, others
-        gc.collect()
-        return errors | clocked(lambda: run(features[0].dtype), device, sizes)
+        prepared = ready({"step_ms": lambda: run(features[0].dtype)}, errors, before, sizes)
+        return prepared._replace(around=patched)

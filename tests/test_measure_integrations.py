@@ -20,10 +20,11 @@ from measure_integrations import (
     Spy,
     WrongError,
     curves,
-    detector_row,
     detr,
     exact_loss,
+    expected_of,
     of_trainer,
+    prepared_detector,
     prepared_step,
     waits,
 )
@@ -134,11 +135,12 @@ def test_the_first_losses_are_those_of_the_stock_loss():
 
 def test_a_wrong_criterion_has_no_time():
     pytest.importorskip("transformers")
-    detector, expected = Detector("RTDetr", "transformers", "transformers_detection", partial(detr, "RTDetr")), []
+    detector = Detector("RTDetr", "transformers", "transformers_detection", partial(detr, "RTDetr"))
+    expected = expected_of(detector, SMALL, CPU)
     own = mock.patch.dict({}), mock.patch("transformers.loss.loss_rt_detr.RTDetrLoss.loss_boxes", return_value={})
-    assert detector_row(detector, lambda: own[0], expected, SMALL, CPU)["gradient_error"] == 0
+    assert prepared_detector(detector, lambda: own[0], expected, SMALL, CPU).errors["gradient_error"] == 0
     with pytest.raises(WrongError, match="value_error is"):
-        detector_row(detector, lambda: own[1], expected, SMALL, CPU)
+        prepared_detector(detector, lambda: own[1], expected, SMALL, CPU)
 
 
 @pytest.mark.parametrize(("off", "scale", "message"), [(0.0, 1.0, ""), (0.5, 1.0, "logps_error"), (0.0, 1.1, "gradient_error")])
