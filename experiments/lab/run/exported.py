@@ -96,13 +96,13 @@ def difference(expected: Tensor, found: Tensor) -> float:
         own = expected.shape[2] if expected.shape[2] <= ORIENTED else DETECTION
         unit = torch.ones(own)
         unit[:4] = expected[..., :4].abs().max().clamp(min=1.0)
-        apart = torch.cdist(expected[..., :own] / unit, found[..., :own] / unit, p=float("inf"))
-        apart = apart.masked_fill(found[..., :own].isnan().any(-1).unsqueeze(1), torch.inf)  # cdist passes over a nan
-        apart, place = apart.topk(min(NEAREST, found.shape[1]), largest=False)
+        distance = torch.cdist(expected[..., :own] / unit, found[..., :own] / unit, p=float("inf"))
+        distance = distance.masked_fill(found[..., :own].isnan().any(-1).unsqueeze(1), torch.inf)  # cdist passes over a nan
+        distance, place = distance.topk(min(NEAREST, found.shape[1]), largest=False)
         for image, (masks, others) in enumerate(zip(expected[..., own:], found[..., own:], strict=True)):
             for row, mask in enumerate(masks if masks.shape[1] else ()):
-                apart[image, row] = torch.maximum(apart[image, row], _masks_apart(mask, others[place[image, row]]))
-        nearest = apart.amin(-1).flatten().sort().values
+                distance[image, row] = torch.maximum(distance[image, row], _masks_apart(mask, others[place[image, row]]))
+        nearest = distance.amin(-1).flatten().sort().values
         return float(nearest[: max(1, int(0.98 * len(nearest)))].max())
     return float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
 
@@ -111,8 +111,8 @@ def _masks_apart(mask: Tensor, others: Tensor) -> Tensor:
     """Return the largest difference of a mask (C,) from each of `others` (D, C) where neither is 0; 1 if that is less than half of them."""
     there, found = ~(mask <= 0), ~(others <= 0)  # so that a nan is there
     both = there & found
-    apart = torch.where(both, (mask - others).abs(), 0.0).amax(-1)
-    return torch.where(2 * both.sum(-1) < (there | found).sum(-1), 1.0, apart)
+    distance = torch.where(both, (mask - others).abs(), 0.0).amax(-1)
+    return torch.where(2 * both.sum(-1) < (there | found).sum(-1), 1.0, distance)
 
 
 def refuse_different(what: str, expected: Tensor, found: Tensor, precision: str) -> float:

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from loss_calls import gradient_of
 from torch import Tensor
 
 from lossforge import losses as L
@@ -313,6 +314,15 @@ def test_pixels_of_regions(loss, kind, activation, dtype, bound, device):
                     nothing.unsqueeze(1),
                     bound,
                 )
+
+
+def test_cross_entropy_beside_regions_is_a_mean_over_pixels(device):
+    x, _, y, often = problem(torch.float32, device)
+    chosen = often > 0
+    found = gradient_of(L.dice_ce_loss, x, y, mask=chosen, lambda_dice=0.0)
+    exact = gradient_of(lambda x: F.cross_entropy(x.movedim(1, 3)[chosen], y.movedim(1, 3)[chosen].double()), x.double())
+    for got, right in zip(found, exact, strict=True):
+        assert error(got, right) < 3e-6
 
 
 @REGIONS

@@ -74,15 +74,15 @@ def test_compile(loss, mode, by, device, monkeypatch):
 
 
 def graphs_of(function, *given):
-    """Return a compiled function, and where the names of the operators in its graphs are entered: of forward, then of backward."""
-    names = []
+    """Return a compiled function, and where the arguments of the operators in its graphs are entered: of forward, then of backward."""
+    calls = []
 
     def enter(graph, inputs):
-        names.append([str(node.target) for node in graph.graph.nodes if "lossforge.linear_" in str(node.target)])
+        calls.append([node.args for node in graph.graph.nodes if "lossforge.linear_" in str(node.target)])
         return graph
 
     torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=enter, bw_compiler=enter)), names
+    return torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=enter, bw_compiler=enter)), calls
 
 
 @EACH
@@ -91,13 +91,13 @@ def graphs_of(function, *given):
 )
 def test_a_graph_takes_three_products(loss, dtype, mode, device):
     """The gradients are written in the operator of forward, and backward multiplies them, as often as it is called; float16 takes four."""
-    compiled, names = graphs_of(lambda *given: loss.ours(*given, gradient=mode, chunk=4))
+    compiled, calls = graphs_of(lambda *given: loss.ours(*given, gradient=mode, chunk=4))
     leaves = layer(9, device, dtype, hidden=8)
     targets = [t.to(dtype) if t.is_floating_point() else t for t in loss.targets(9, device)]
     value = compiled(*leaves, *targets)
     first, second = (torch.autograd.grad(value, leaves, torch.tensor(n, device=device), retain_graph=True) for n in (3.0, 1.0))
     in_forward = mode is None and dtype != torch.float16
-    assert [len(each) for each in names] == [1, 0 if in_forward else 1]
+    assert [len(each) for each in calls] == [1, 0 if in_forward else 1]
     expected = gradients(loss.ours, leaves, *targets, upstream=1.0, chunk=4, gradient="forward" if in_forward else "backward")
     assert all(map(torch.equal, (value, *second), expected))
     agree((value, *first), exactly(loss, leaves, *targets), {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype])
@@ -105,12 +105,13 @@ def test_a_graph_takes_three_products(loss, dtype, mode, device):
 
 @pytest.mark.parametrize(("outputs", "four"), [((), False), (("lse",), True), (("correct",), False)])
 def test_a_graph_whose_further_results_may_be_differentiated_takes_four_products(outputs, four, device):
-    """It gives each a gradient, of 0 where none arrives: what forward wrote would be of no use."""
-    compiled, names = graphs_of(lambda x, w, b, t: L.linear_cross_entropy(x, w, t, b, outputs=outputs))
+    """It gives each a gradient, of 0 where none arrives: what forward wrote would be of no use, so it writes none."""
+    compiled, calls = graphs_of(lambda x, w, b, t: L.linear_cross_entropy(x, w, t, b, outputs=outputs))
     leaves, target = layer(9, device), indices(9, device)
     found = compiled(*leaves, target)
     found = torch.autograd.grad(found[0] if outputs else found, leaves)
-    assert len(names[1]) == four
+    assert len(calls[1]) == four
+    assert calls[0][0][-4:-1] == (not four,) * 3  # which gradients forward writes
     agree(found, gradients(lambda x, w, b: L.linear_cross_entropy(x, w, target, b), leaves, upstream=1.0)[1:])
 
 

@@ -12,10 +12,11 @@ import triton.language as tl
 
 from lossforge.kernels.boxes.calls import WIDTH, RotatedCall
 from lossforge.kernels.call import Formulas
-from lossforge.kernels.elements.elementwise.kernel import Outputs, coordinates, every_tile, settled, unless_zero, with_upstream
+from lossforge.kernels.elements.elementwise.kernel import Given, Outputs, coordinates, every_tile, settled, unless_zero, with_upstream
 from lossforge.kernels.elements.layout import Wide, arranged, launch_of_tiles
 from lossforge.kernels.engine.launch import Launch
 from lossforge.kernels.engine.layout import Strided, address, constants, load, load_tile
+from lossforge.kernels.engine.reduce import scales
 from lossforge.kernels.engine.template import Launches, OneLaunch, Wanted
 
 
@@ -108,4 +109,4 @@ def one_tile(part, ahead, start, r, rest, given, formula):
 
 @triton.jit(do_not_specialize=("n",))
 def rotated_kernel(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n):
-    every_tile(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n, one_tile)
+    every_tile(Given(inputs, weight, outputs, hyper, space, *scales(scaling, None)), sum, formula, special, applies, n, one_tile)

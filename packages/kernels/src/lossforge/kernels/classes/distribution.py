@@ -17,10 +17,11 @@ import triton.language as tl
 
 from lossforge.kernels.call import Formulas
 from lossforge.kernels.classes.calls import DistributionCall
-from lossforge.kernels.elements.elementwise.kernel import Outputs, coordinates, every_tile, settled, unless_zero, with_upstream
+from lossforge.kernels.elements.elementwise.kernel import Given, Outputs, coordinates, every_tile, settled, unless_zero, with_upstream
 from lossforge.kernels.elements.layout import Wide, arranged, launch_of_tiles
 from lossforge.kernels.engine.launch import Launch
 from lossforge.kernels.engine.layout import Strided, address, constants, load, load_tile, longer
+from lossforge.kernels.engine.reduce import scales
 from lossforge.kernels.engine.template import Launches, OneLaunch, Wanted
 from lossforge.kernels.math import LOG2E, exp2, log, reciprocal
 from lossforge.kernels.tiles import bin_tiles
@@ -155,4 +156,4 @@ def one_tile(part, ahead, start, r, rest, given, formula):
 
 @triton.jit(do_not_specialize=("n",))
 def distribution_kernel(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n):
-    every_tile(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n, one_tile)
+    every_tile(Given(inputs, weight, outputs, hyper, space, *scales(scaling, None)), sum, formula, special, applies, n, one_tile)

@@ -11,10 +11,11 @@ import triton
 
 from lossforge.kernels.call import Formulas
 from lossforge.kernels.elements.calls import PointwiseCall
-from lossforge.kernels.elements.elementwise.kernel import Outputs, coordinates, every_tile, settled, unless_zero, with_upstream
+from lossforge.kernels.elements.elementwise.kernel import Given, Outputs, coordinates, every_tile, settled, unless_zero, with_upstream
 from lossforge.kernels.elements.layout import geometry, launch_of_tiles
 from lossforge.kernels.engine.launch import Launch
 from lossforge.kernels.engine.layout import END, Strided, broadcast, load, store, strided
+from lossforge.kernels.engine.reduce import scales
 from lossforge.kernels.engine.template import Launches, OneLaunch, Wanted
 from lossforge.kernels.math import widened
 from lossforge.kernels.tiles import element_tiles, most_registers
@@ -78,4 +79,4 @@ def one_tile(part, ahead, start, r, rest, given, formula):
 
 @triton.jit(do_not_specialize=("n",))
 def pointwise_kernel(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n):
-    every_tile(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n, one_tile)
+    every_tile(Given(inputs, weight, outputs, hyper, space, *scales(scaling, None)), sum, formula, special, applies, n, one_tile)

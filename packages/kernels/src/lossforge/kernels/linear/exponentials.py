@@ -148,7 +148,7 @@ def linear_finish_kernel(
     if x.scale is not None:
         v *= x.scale
     tl.store(factors_ptr + span.row, v, mask=span.inside)
-    store_results(out, of_row, found, terms, scale, reference, read, span, config)
+    store_results(out, of_row, found, terms, scale, reference, span, config)
     at = e_ptr + span.row.to(tl.int64) * stride + terms.a
     tl.store(at, own.to(e_ptr.dtype.element_ty), mask=terms.keep & (terms.a >= 0))
 

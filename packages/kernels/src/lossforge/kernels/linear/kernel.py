@@ -307,8 +307,7 @@ def linear_join_kernel(x, target, parts_ptr, out, sums, loss, count, across, pla
     found = joined(parts_ptr, None, 1, x, terms, span, across, planes)
     of_row = row_value(found, terms, each, target, loss, config)
     add_up(of_row.loss, of_row.z_loss, sums, scale)
-    read = span.inside if config.ALL_ROWS else terms.keep
-    store_results(out, of_row, found, terms, scale, found.m, read, span, config)
+    store_results(out, of_row, found, terms, scale, found.m, span, config)
 
 
 @triton.jit(do_not_specialize=("count",))
@@ -328,9 +327,8 @@ def linear_shares_kernel(target, kept, grad_outputs, loss, shares_ptr, classes, 
         counts = counts & (tl.load(row_address(target.lam, 0, span.row), mask=span.inside, other=0.0) != 0.0)
     none = tl.full([config.BR], 0.0, tl.float32)
     terms = rows.Terms(t, none, none, t, none, none, span.inside & counts, ((t >= 0) & (t < classes)) | (t == target.labels.ignore))
-    stats = load_stats(kept.stats, 3, span)
-    found = row_shares(stats, terms, grad_outputs, kept.entropy, target, loss, scale, place_of(span), span, config)
-    own = stats[2]
+    m, ls, own = load_stats(kept.stats, 3, span)
+    found = row_shares((place_of(span), m, ls, own, kept.entropy), terms, grad_outputs, target, loss, scale, span, config)
     if config.EVEN:
         own = own - target.labels.smoothing
     to, length = shares_ptr + span.row, span.rows_outer.to(tl.int64)

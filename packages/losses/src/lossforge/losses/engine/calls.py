@@ -99,7 +99,7 @@ def compute(checked: CheckedCall[C, R]) -> R:
 
 def computed(found: Any) -> Any:
     """Return what a public function returns, from what its definition does: a checked call, or that itself."""
-    return compute(found) if isinstance(found, CheckedCall) else found
+    return compute(found) if type(found) is CheckedCall else found
 
 
 def entry_point(
@@ -133,7 +133,7 @@ def entry_point(
         else:
             checks.all_strided(names, args, kwargs)
             found = definition(*checks.with_flags(flags, args, kwargs), **kwargs)
-            if not isinstance(found, CheckedCall):
+            if type(found) is not CheckedCall:
                 return found
             plan, tensors = planned(found)
             if key is not None:

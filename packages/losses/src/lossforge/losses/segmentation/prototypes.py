@@ -1,7 +1,7 @@
 """The loss of masks that are products of coefficients and prototypes, as YOLACT and YOLO's segmentation train."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,28 @@ from lossforge.losses.templates.plain_forms import accurate
 __all__ = ["prototype_mask_loss"]
 
 NO_MASK = -1
-"""The target_index of what is no mask."""
+"""The target_index of a row without a mask."""
+
+
+class Masks(NamedTuple):
+    """What the operator takes of N masks beside coefficients and prototypes.
+
+    Attributes:
+        boxes: (N, 4).
+        image: (N,), the image of each; the number of images for those beyond the last.
+        target: true masks, or maps of integers where there is a label.
+        target_index: (N,), the target of each mask, or NO_MASK.
+        label: (N,), the number of each mask's pixels in its target; None: targets are masks.
+        ends, order: for the operator alone; without an order each mask has a target.
+    """
+
+    boxes: Tensor
+    image: Tensor
+    target: Tensor
+    target_index: Tensor
+    label: Tensor | None
+    ends: Tensor
+    order: Tensor | None
 
 
 @checks.named
@@ -124,56 +145,48 @@ def prototype_mask_loss(
         given = target_index != NO_MASK
         order, count = (~given).byte().argsort(stable=True), given.sum()
         ends = F.pad(given.cumsum(0), (1, 0))[ends]
-    tensors = (boxes.to(accurate(boxes[:0]).dtype), image, target, target_index, None if label is None else label.long(), ends, order)
+    label = None if label is None else label.long()
+    masks = Masks(boxes.to(accurate(boxes[:0]).dtype), image, target, target_index, label, ends, order)
     narrow = coefficients.dtype in KERNEL_DTYPES and (not target.is_floating_point() or target.dtype in KERNEL_DTYPES)
     if n and narrow and kernels_apply(prototypes) and kernels_apply(coefficients):
-        masks = target.view(torch.uint8) if target.dtype == torch.bool else target.resolve_neg()
-        tensors = (boxes.float(), image, masks, *tensors[3:])
-        found = OPERATORS.prototype_mask(coefficients.resolve_neg(), prototypes.resolve_neg(), *tensors)
+        target = target.view(torch.uint8) if target.dtype == torch.bool else target.resolve_neg()
+        masks = masks._replace(boxes=boxes.float(), target=target)
+        found = OPERATORS.prototype_mask(coefficients.resolve_neg(), prototypes.resolve_neg(), *masks)
     else:
-        found = prototype_mask_reference(coefficients, prototypes, *tensors)
+        found = prototype_mask_reference(coefficients, prototypes, *masks)
     return reduced_values(found[:, 0], reduction, count if reduction == "mean" and divisor is None else divisor)
 
 
-def prototype_mask_reference(
-    coefficients: Tensor,
-    prototypes: Tensor,
-    boxes: Tensor,
-    image: Tensor,
-    target: Tensor,
-    index: Tensor,
-    label: Tensor | None,
-    ends: Tensor,
-    order: Tensor | None,
-) -> Tensor:
-    """Compute what the operator returns in plain torch, with zeros in place of the gradients: (N, 1 + K).
-
-    ends, order: for the operator alone; without an order each mask has a target.
-    """
+def prototype_mask_reference(coefficients: Tensor, prototypes: Tensor, *of_masks: Any) -> Tensor:
+    """Compute what the operator returns in plain torch, with zeros in place of the gradients: (N, 1 + K). of_masks: the fields of Masks."""
+    masks = Masks(*of_masks)
     maps = accurate(prototypes)
     maps = maps.to(torch.promote_types(maps.dtype, coefficients.dtype))
-    own, given = coefficients.to(maps.dtype), index != NO_MASK
-    if order is not None and checks.known(index) and not transformed(index):  # masks without target may be very many
+    own, given = coefficients.to(maps.dtype), masks.target_index != NO_MASK
+    readable = checks.known(masks.target_index) and not transformed(masks.target_index)
+    if masks.order is not None and readable:  # masks without target may be very many
         rows = given.nonzero()[:, 0]
-        label = None if label is None else label[rows]
-        values = _values(own[rows], maps, boxes[rows], image[rows], target, index[rows], label)
+        label = None if masks.label is None else masks.label[rows]
+        some = masks._replace(boxes=masks.boxes[rows], image=masks.image[rows], target_index=masks.target_index[rows], label=label)
+        values = _values(own[rows], maps, some)
         values = values.new_zeros(len(own)).index_put((rows,), values)
     else:
-        boxes = torch.where(given[:, None], boxes, 0.0)
-        values = _values(torch.where(given[:, None], own, 0.0), maps, boxes, image, target, torch.where(given, index, 0), label)
+        boxes, index = torch.where(given[:, None], masks.boxes, 0.0), torch.where(given, masks.target_index, 0)
+        values = _values(torch.where(given[:, None], own, 0.0), maps, masks._replace(boxes=boxes, target_index=index))
     return torch.cat([values[:, None], torch.zeros_like(own)], 1)
 
 
-def _values(own: Tensor, maps: Tensor, boxes: Tensor, image: Tensor, target: Tensor, index: Tensor, label: Tensor | None) -> Tensor:
-    """Return the loss of each mask, with the arguments of prototype_mask_reference."""
+def _values(own: Tensor, maps: Tensor, masks: Masks) -> Tensor:
+    """Return the loss of each mask, of coefficients `own` and prototypes `maps`."""
     images, _, height, width = maps.shape
-    exists = (image < images) & (index >= 0) & (index < len(target))
+    boxes, image, index = masks.boxes, masks.image, masks.target_index
+    exists = (image < images) & (index >= 0) & (index < len(masks.target))
     area = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).to(maps.dtype)
     own = torch.where((area <= 0)[:, None], 0.0, own)  # which may be nan
     with without_autocast(maps):
         x = torch.einsum("nk,nkhw->nhw", own, maps[torch.where(image < images, image, 0)])
-    y = target[torch.where(exists, index, 0)]
-    y = (y == label[:, None, None] if label is not None else y).to(x.dtype)
+    y = masks.target[torch.where(exists, index, 0)]
+    y = (y == masks.label[:, None, None] if masks.label is not None else y).to(x.dtype)
     y = torch.where(exists[:, None, None], y, torch.nan)
     x1, y1, x2, y2 = (side[:, None, None] for side in boxes.unbind(1))
     column, row = torch.arange(width, device=x.device), torch.arange(height, device=x.device)[:, None]

@@ -188,7 +188,7 @@ def own_loss(call: RowwiseCall, hyper: dict[str, Any], power: str | None, option
     if bias is not None and options.get("softcap") is not None:
         raise ValueError(f"class_bias excludes softcap, got softcap={options['softcap']!r}: give the bias without one")
     if margin is not None and options.get("target_b") is not None:
-        raise ValueError("class_margin excludes target_b, because a row has the margin of one class: give both losses of a pair apart")
+        raise ValueError("class_margin excludes target_b, because a row has the margin of one class: call once for each target of a pair")
     names, parameter = [*hyper], None
     if names and names[-1] != power and isinstance(hyper[names[-1]], Tensor) and hyper[names[-1]].ndim:
         parameter = of_each(names[-1], hyper.pop(names[-1]))

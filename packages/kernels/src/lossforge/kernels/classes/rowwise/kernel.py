@@ -109,7 +109,7 @@ def rowwise_kernel(x, target, gradient, out, sums, loss, rows_outer, blocks, cou
     of_row = row_value(found, terms, each, target, loss, config)
     if not config.ONE_TILE:  # before the second sweep, so that no write of it has to be waited for
         add_up(of_row.loss, of_row.z_loss, sums, scale)
-    store_results(out, of_row, found, terms, scale, zero, read, span, config)
+    store_results(out, of_row, found, terms, scale, zero, span, config)
     if loss.power is not None and out.stats is not None:
         tl.store(sweep.stats_at(out.stats, 3, span), tl.where(read, of_row.powers, 0.0), mask=inside)
         tl.store(sweep.stats_at(out.stats, 4, span), tl.where(read, of_row.by_powers, 0.0), mask=inside)
@@ -165,7 +165,7 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
             c_a *= rows.held_weight(tl.load(kept.entropy + place, mask=inside, other=0.0), loss)
     if target.b.ptr is not None:
         _, c_b, _ = rows.hard_loss(c_b, terms.b, terms.logit_b, top, ls, powers, target, loss)
-    of_row = row_shares((top, ls, q), terms, grad_outputs, kept.entropy, target, loss, scale, place, span, config)
+    of_row = row_shares((place, top, ls, q, kept.entropy), terms, grad_outputs, target, loss, scale, span, config)
     h, shift = of_row.h, of_row.shift
     if loss.power is not None:
         h, shift = slope_factors(powers_slope(of_row.q * by_powers, ls, loss.power), ls, target.labels)

@@ -64,9 +64,10 @@ def row_value(found, terms, each, target, loss, config):
 
 
 @triton.jit
-def store_results(out, of_row, found, terms, scale, zero, read, span, config):
+def store_results(out, of_row, found, terms, scale, zero, span, config):
     """Store the results of rows, and what backward takes of those that are read."""
     place, inside = sweep.place_of(span), span.inside
+    read = inside if config.ALL_ROWS else terms.keep
     lse = found.m + of_row.ls
     if out.loss is not None:
         tl.store(out.loss + place, of_row.loss * scale, mask=inside)
@@ -89,12 +90,12 @@ def store_results(out, of_row, found, terms, scale, zero, read, span, config):
 
 
 @triton.jit
-def row_shares(stats, terms, grad_outputs, entropy_ptr, target, loss, scale, place, span, config):
+def row_shares(kept, terms, grad_outputs, target, loss, scale, span, config):
     """Return the Shares of rows for gradients of their results. a and b are without c φ′; margin_slope is 1.
 
-    stats: (m, ls, q), what forward kept. entropy_ptr: each row's entropy, where it has a gradient. place: the rows' indices among all.
+    kept: of each row its index among all, and what forward kept: m, ls, q, and the pointer to all entropies, if these have a gradient.
     """
-    top, ls, q = stats
+    place, top, ls, q, entropy_ptr = kept
     inside = span.inside
     if grad_outputs.lse is None and not config.ENTROPY:  # forward may have kept nan of rows that do not count, for further results
         top, ls = tl.where(terms.keep, top, 0.0), tl.where(terms.keep, ls, 0.0)

@@ -313,16 +313,15 @@ def all_tiles(part, n, given, formula, take: tl.constexpr):
 
 
 @triton.jit
-def every_tile(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n, take: tl.constexpr):
+def every_tile(given, sum, formula, special, applies, n, take: tl.constexpr):
     """Go over all tiles of a template whose one launch gives the value, the gradients, or both, and add up the values."""
-    scale, factor = scales(scaling, None)
-    part = tl.zeros([space.BLOCK], tl.float32)
-    if applies is not None and applies(*hyper):
-        part = all_tiles(part, n, Given(inputs, weight, outputs, hyper, space, scale, factor), special, take)
+    part = tl.zeros([given.space.BLOCK], tl.float32)
+    if applies is not None and applies(*given.hyper):
+        part = all_tiles(part, n, given, special, take)
     else:
-        part = all_tiles(part, n, Given(inputs, weight, outputs, hyper, space, scale, factor), formula, take)
+        part = all_tiles(part, n, given, formula, take)
     if sum is not None:
-        finish(tl.sum(part, 0), sum, scale)
+        finish(tl.sum(part, 0), sum, given.scale)
 
 
 @triton.jit

@@ -390,8 +390,10 @@ def slope_of_rows(kept, row, rows, config):
 
 
 @triton.jit
-def gradient_of(x, counts, together, of, tile, scale, bias, kept, columns, config):
-    """Return the gradient of a tile of products x, of which `counts` count and `together` belong together."""
+def gradient_of(x, pairs, of, tile, affine, kept, columns, config):
+    """Return the gradient of a tile of products x. pairs: from `related`. affine: scale and bias."""
+    counts, together = pairs
+    scale, bias = affine
     there = tile.column < columns
     if config.SIGMOID:
         x = x * scale + bias
@@ -456,8 +458,8 @@ def similarity_gradient_kernel(given, kept, out, rows, columns, offset, pairs, c
         here_below = below
         if config.GUIDED:
             here_below = columns_of(below, i, PARTS)
-        counts, together = related(given.labels, here_below, part, rows, columns, offset, pairs, config)
-        g = gradient_of(x, counts, together, of, part, scale, bias, kept, columns, config)
+        found = related(given.labels, here_below, part, rows, columns, offset, pairs, config)
+        g = gradient_of(x, found, of, part, (scale, bias), kept, columns, config)
         if out.scale_ptr is not None:  # with HARD the scale is a number
             for_scale += tl.sum(tl.sum(g * x, 1), 0)
         if out.bias_ptr is not None:

@@ -1,6 +1,6 @@
 """Losses with two sums of exponentials a row: one over the pairs that belong together, P, and one over the others, N.
 
-For features a (N, D) and b (M, D), x = a bᵀ, and d, how far a pair is from where it shall be:
+For features a (N, D) and b (M, D), x = a bᵀ, and d, how far a pair is from where it should be:
 
     d = near - x in P, x - far in N        k = α in P, β in N
     p = ln Σ_P exp(k d),  n = ln Σ_N exp(k d)

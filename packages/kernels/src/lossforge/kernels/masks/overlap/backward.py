@@ -57,19 +57,19 @@ def slope(p, y, a, b, config):
 
 
 @triton.jit
-def softmax_tile(images, place, labels, pixels, sums, tile, first, region, STORE: tl.constexpr):
+def softmax_tile(images, place, pixels, sums, tile, first, region, STORE: tl.constexpr):
     """With STORE write the gradient of a tile. Without it add the tile to the sums of its pixels.
 
     p (h - Σ p h) would lose its digits where p is nearly 1. It is p (h - k - Σ p (h - k)) too, with h = k of the likeliest class, which
     then adds nothing to the sum.
 
     Args:
-        pixels: the maximum, and 1 / Σ exp(x - maximum).
+        pixels: their labels, the maximum, and 1 / Σ exp(x - maximum).
         sums: Σ p h of all but the likeliest class, less the cross entropy's Σ e y; Σ p of these; Σ h of the likeliest, of which there are
             several at a tie. With STORE the first is Σ p (h - k), the last k.
     """
     BC: tl.constexpr = tile.shape[0]
-    top, share = pixels
+    labels, top, share = pixels
     dot, others, peak = sums
     c = first + tl.arange(0, BC)
     a, b, e = coefficients_of(region, first, images.config, BC)
@@ -104,7 +104,7 @@ def softmax_gradient(images, place, region):
     else:
         top, total, _ = swept_softmax(images, place, labels.keep)
     share = reciprocal(total)
-    pixels = top, share
+    pixels = labels, top, share
     none = share * 0.0
     sums = none, none, none
     for sweep in tl.static_range(2):
@@ -115,12 +115,12 @@ def softmax_gradient(images, place, region):
         if len(images.config.HELD) > 0:
             first = 0
             for k in tl.static_range(len(images.config.HELD)):
-                sums = softmax_tile(images, place, labels, pixels, sums, held[k], first, region, sweep == 1)
+                sums = softmax_tile(images, place, pixels, sums, held[k], first, region, sweep == 1)
                 first += images.config.HELD[k]
         else:
             for first in range(0, images.classes, images.config.BC):
                 tile = logit_tile(images, place, first + tl.arange(0, images.config.BC), labels.keep, "")
-                sums = softmax_tile(images, place, labels, pixels, sums, tile, first, region, sweep == 1)
+                sums = softmax_tile(images, place, pixels, sums, tile, first, region, sweep == 1)
 
 
 @triton.jit

@@ -230,7 +230,7 @@ def fused(
         head = head.with_input(head.input.index_select(0, kept))
     found = _definition(function)(head, **given)
     in_shape = functools.partial(_in_shape, rows, kept, sound, finish)
-    if not isinstance(found, CheckedCall):
+    if type(found) is not CheckedCall:
         return in_shape(found)
     if type(found.call) not in FUSED:
         raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {found.call.loss}")

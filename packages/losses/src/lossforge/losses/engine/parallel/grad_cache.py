@@ -98,7 +98,7 @@ def grad_cache_backward(
 
 
 class _Randomness:
-    """The state of the random numbers of the CPU and of a chunk's devices, to run it again alike."""
+    """The state of the random numbers of the CPU and of a chunk's devices, to run it again with the same numbers."""
 
     def __init__(self, chunk: Chunk) -> None:
         self.cpu = torch.get_rng_state()
