@@ -118,7 +118,7 @@ same(kernel.grpo_loss(ours.view(2, 3), advantages, old), -(ratio * advantages[:,
 assert set(kernel.__all__) - {"LinearTeacher", "TopKTeacher", "backend", "plain_torch", "layers"} == {*NAMES}
 assert not hasattr(kernel, "dice_loss")
 layers, module = kernel.layers, torch.nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=3)
-for name in ("CrossEntropyLoss", "KLDivWithLogitsLoss", "LinearCrossEntropyLoss"):  # what kernelize asks of a layer
+for name in ("CrossEntropyLoss", "ForCausalLMLoss", "KLDivWithLogitsLoss", "LinearCrossEntropyLoss"):  # what kernelize asks of a layer
     layer = getattr(layers, name)
     assert layer.__init__ is torch.nn.Module.__init__
     assert set(dir(layer)) == set(dir(torch.nn.Module))
@@ -150,6 +150,33 @@ with use_kernel_mapping({"CrossEntropyLoss": {"cpu": layer}}):
 assert ".layers" in model.loss.forward.__func__.__module__
 same(model(hidden, target.clamp(min=0)), expected, *model.parameters())
 assert [name for name in sys.modules if name.startswith("_lossforge_small_cuda_")]
+"""
+
+OF_TRANSFORMERS = """
+from kernels import LocalLayerRepository, use_kernel_mapping
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.integrations import use_kernel_forward_from_hub
+from transformers.integrations.hub_kernels import kernelize, register_kernel_mapping_transformers
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+@use_kernel_forward_from_hub("ForCausalLMLoss")
+class Loss(torch.nn.Module):
+    def forward(self, logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs):
+        return ForCausalLMLoss(logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs)
+
+model = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, vocab_size=60))
+tokens = torch.randint(60, (2, 9))
+labels = tokens.masked_fill(torch.rand(2, 9) < 0.3, -100)
+divisors = {}, {"num_items_in_batch": torch.tensor(7)}, {"num_items_in_batch": 5}
+expected = [model(tokens, labels=labels, **each).loss for each in divisors]
+model._loss_function = Loss()  # what the property of that name gives; a module set as loss_function itself would not be called
+model.train()
+register_kernel_mapping_transformers()
+with use_kernel_mapping({"ForCausalLMLoss": {"cpu": LocalLayerRepository(VARIANT.parent, layer_name="ForCausalLMLoss")}}):
+    kernelize(model)  # what model.set_use_kernels(True) calls, whose own mappings have no CPU
+assert ".layers" in model.loss_function.forward.__func__.__module__
+for each, right in zip(divisors, expected):
+    same(model(tokens, labels=labels, **each).loss, right, *model.parameters())
 """
 
 
@@ -206,6 +233,15 @@ def test_a_model_is_kernelized(small):
     """By the library of Hugging Face, from a local path."""
     pytest.importorskip("kernels", reason="needs pip install kernels")
     run(small, KERNELIZED, "lossforge")
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_is_kernelized(small):
+    """By transformers' own mapping, from a local path."""
+    hub = pytest.importorskip("transformers.utils.import_utils", reason="needs pip install transformers kernels")
+    if not hub.is_kernels_available():
+        pytest.skip(f"needs kernels from {hub.KERNELS_MIN_VERSION} to below {hub.KERNELS_MAX_VERSION}")
+    run(small, OF_TRANSFORMERS, "lossforge")
 
 
 @pytest.mark.slow

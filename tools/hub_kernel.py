@@ -78,6 +78,26 @@ class CrossEntropyLoss(nn.Module):
         return losses.cross_entropy(input, target, self.weight, **options)
 
 
+class ForCausalLMLoss(nn.Module):
+    """The loss of transformers' language models, by the name that its mapping of kernels has."""
+
+    def forward(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        vocab_size: int,
+        num_items_in_batch: Tensor | None = None,
+        ignore_index: int = -100,
+        shift_labels: Tensor | None = None,
+        **kwargs: object,
+    ) -> Tensor:
+        if shift_labels is None:
+            shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        target = shift_labels.reshape(-1).to(logits.device)
+        divisor = num_items_in_batch.to(logits.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch
+        return losses.cross_entropy(logits.view(-1, vocab_size), target, ignore_index=ignore_index, normalizer=divisor)
+
+
 class KLDivWithLogitsLoss(nn.Module):
     """Kullback-Leibler divergence of two sets of logits, of a module with `temperature` and `reduction`."""
 

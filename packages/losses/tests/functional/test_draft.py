@@ -221,17 +221,19 @@ def test_a_log_sum_that_cannot_be(kind, classes, device):
     assert loss[2] == acceptance[2] == gradient[2].abs().max() == 0
 
 
-def test_small_acceptances_keep_their_digits(device):
-    """At an acceptance of 1e-4 the gradient of -ln α is as near to float64 as elsewhere."""
+@pytest.mark.parametrize("outputs", [("acceptance",), ()], ids=["acceptance", "alone"])
+@pytest.mark.parametrize("kind", ["log_tv", "tv"])
+def test_small_acceptances_keep_their_digits(kind, outputs, device):
+    """At an acceptance of 1e-4 the gradient is as near to float64 as elsewhere."""
     x, teacher = torch.randn(2, 6, 40, device=device)
     x[:, 0] += 14
     teacher[:, 1] += 14
     x.requires_grad_()
     exact = x.detach().double().requires_grad_()
-    right = torch.autograd.grad(speculators("log_tv", exact, teacher.double()).sum(), exact)[0]
-    found = draft_loss_with_logits(x, teacher, "log_tv", reduction="sum", outputs=("acceptance",))
-    assert found.acceptance.max() < 1e-3
-    gradient = torch.autograd.grad(found.loss, x)[0]
+    assert (1 - speculators("tv", exact, teacher.double())).max() < 1e-3
+    right = torch.autograd.grad(speculators(kind, exact, teacher.double()).sum(), exact)[0]
+    found = draft_loss_with_logits(x, teacher, kind, reduction="sum", outputs=outputs)
+    gradient = torch.autograd.grad(found.loss if outputs else found, x)[0]
     assert ((gradient - right).abs().amax(1) / right.abs().amax(1)).max() < 1e-5
 
 

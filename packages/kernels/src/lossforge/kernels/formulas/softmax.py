@@ -103,17 +103,21 @@ def js(lp, lq, p, q, unit, beta):
 
 @triton.jit
 def total_variation(lp, lq, p, q, unit):
-    """Compute ½ Σ |p - q|."""
+    """Compute ½ Σ |p - q|.
+
+    The derivatives are those of Σ max(q - p, 0), which is the same where both sums are 1. A multiple of p beside ½ sign(p - q) p changes
+    no gradient of the logits, and costs it its digits where p is far from q.
+    """
     d = p - q
-    slope = tl.clamp(d * STEEP, -0.5, 0.5, tl.PropagateNan.ALL)  # ½ sign(d), in two instructions where tl.where takes four
-    return 0.5 * tl.abs(d), slope * p, -slope * q
+    below = tl.clamp(d * STEEP - 0.5, -1.0, 0.0, tl.PropagateNan.ALL)  # -1 for p < q, else 0, without tl.where, which takes twice as long
+    return 0.5 * tl.abs(d), below * p, -(below + 1.0) * q
 
 
 @triton.jit
 def overlap(lp, lq, p, q, unit):
     """Compute Σ min(p, q), which is 1 - ½ Σ |p - q|, and keeps its digits where it is small. So do the derivatives, of ½ Σ |p - q|."""
-    slope = tl.clamp((p - q) * STEEP, -0.5, 0.5, tl.PropagateNan.ALL)
-    return tl.minimum(p, q, tl.PropagateNan.ALL), (slope - 0.5) * p, -(slope + 0.5) * q
+    below = tl.clamp((p - q) * STEEP - 0.5, -1.0, 0.0, tl.PropagateNan.ALL)
+    return tl.minimum(p, q, tl.PropagateNan.ALL), below * p, -(below + 1.0) * q
 
 
 # Losses of a draft model (arXiv 2602.23881): a row's value from `first`, the mean of the formula's `averaged`, and `total`, the sum of its
