@@ -1,6 +1,7 @@
 """The apps from Python: results as pandas frames, the runs of a folder as one, and the notebook of examples/."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas
@@ -127,10 +128,15 @@ def test_the_notebook_runs_in_a_kernel_of_jupyter(tmp_path):
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.outputs == [] for cell in code)
-    code[0].source = code[0].source.replace("trainer.epochs=2", "trainer.max_updates=3")
+    code[1].source = code[1].source.replace("trainer.epochs=2", "trainer.max_updates=3")
+    code[-1].source = code[-1].source.replace("\n", "\nprint(comparison.page.absolute())\n", 1)
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [each["data"] for cell in code for each in cell.outputs if each.output_type == "execute_result"]
     assert "TrainResult(FINISHED, runs/" in shown[0]["text/plain"]
     assert sum("<table" in data.get("text/html", "") for data in shown) >= 5, "curves, figures, runs, mistakes, predictions, comparison"
-    runs = [path.name for path in (tmp_path / "runs").iterdir()]
-    assert {loss for loss in ("ce", "focal") if any(name.endswith(f"-{loss}-tiny_resnet-digits") for name in runs)} == {"ce", "focal"}
+    assert not [*tmp_path.iterdir()], "the folder in which it was opened stays as it was"
+    page = next(each["text"] for each in code[-1].outputs if each.output_type == "stream" and "comparison.html" in each["text"])
+    folder = Path(page.strip()).parents[1]
+    for loss in ("ce", "focal"):
+        assert [*folder.glob(f"*-{loss}-tiny_resnet-digits")]
+    shutil.rmtree(folder.parent)

@@ -80,7 +80,7 @@ GROUPS = {
     "Segmentation": {"dice": "Segmentation"},
     "Distillation": {"divergence": "Distillation", "draft": "Draft models"},
     "Features and ranking": {
-        "contrastive": "Contrastive learning",
+        "contrastive": "Contrastive losses",
         "metric_learning": "Metric learning",
         "self_distillation": "Self-distillation",
         "embedding": "Embeddings",

@@ -288,7 +288,7 @@ def focal_reference(x: Tensor, y: Tensor, gamma: float, alpha: Tensor | float) -
     ELEMENTWISE,
     Module(
         "SigmoidFocalLoss",
-        "Sigmoid focal loss",
+        "Focal loss of sigmoids",
         ' As there, the default reduction is torchvision\'s "none".',
     ),
     options=({"gamma": 0.5}, {"gamma": 0.0, "alpha": -1.0}, {"gamma": 1.0}, {"gamma": 3.5, "alpha": 0.6}),
@@ -304,7 +304,7 @@ def sigmoid_focal_loss(
     reduction: Reduction = "none",
     **options: Unpack[WeightedElementwiseOptions],
 ) -> CheckedCall[ElementwiseCall]:
-    """Sigmoid focal loss, as torchvision.ops.sigmoid_focal_loss (Lin et al. 2017, arXiv 1708.02002).
+    """Focal loss of sigmoids, as torchvision.ops.sigmoid_focal_loss (Lin et al. 2017, arXiv 1708.02002).
 
     L = α_t (1 - p_t)^γ BCE(x, y), p_t = p y + (1 - p)(1 - y), α_t = α y + (1 - α)(1 - y), or 1 where α is negative.
 

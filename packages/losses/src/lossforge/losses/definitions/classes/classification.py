@@ -61,7 +61,7 @@ def softmax_focal_loss(
     label_smoothing: UnitInterval = 0.0,
     **options: Unpack[RowOptions],
 ) -> CheckedCall[RowwiseCall]:
-    """Focal loss of one class against the others under a softmax, as kornia.losses.focal_loss (Lin et al. 2017, arXiv 1708.02002).
+    """Softmax focal loss of one class against the others, as kornia.losses.focal_loss (Lin et al. 2017, arXiv 1708.02002).
 
     L = Σⱼ qⱼ wⱼ αⱼ (1 - pⱼ)^γ (-ln pⱼ), p = softmax(x), qⱼ = (1 - s) yⱼ + s / C with s = label_smoothing and y the target, of a class index
     one-hot. αⱼ = α, for class 0, the background, 1 - α; 1 where α is None.
