@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from lab.config.command import run_app
+from lab.config.command import run_app, say_loading
 from lab.config.help import EVALUATE_USAGE, own_help
 
 
@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
 
 
 def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
+    say_loading()
     from lab.results.evaluation import asked_evaluation  # loads torch, which --help does not need
 
     settings, evaluate = asked_evaluation(words)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lab.base.formats import one_line
-from lab.config.command import paths_among, run_app
+from lab.config.command import paths_among, run_app, say_loading
 from lab.config.help import PREDICT_USAGE, own_help
 
 
@@ -28,6 +28,7 @@ def main(argv: list[str]) -> int:
 
 
 def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
+    say_loading()
     from lab.results.prediction import asked_prediction, predict  # they load torch, which --help does not need
 
     asked = asked_prediction(*paths_among(words))

@@ -12,8 +12,8 @@ import sys
 
 from lab.base.errors import UserError
 from lab.base.paths import absolute
-from lab.base.process import ABORTED, is_rank_zero, launched, refuse_several
-from lab.config.command import command, fitted, loads, say_when_loading, show
+from lab.base.process import ABORTED, launched, refuse_several
+from lab.config.command import command, fitted, say_loading, show
 from lab.config.help import train_help
 from lab.config.settings import value_of
 from lab.data.specs import SOURCES
@@ -35,12 +35,11 @@ def main(argv: list[str]) -> int:
             if "--cfg" in given.flags:
                 raise UserError("--cfg prints the settings of one run: give it without -m and with one value a setting.")
             return run_sweep(given.overrides)
-        say_when_loading("loading PyTorch, the model and the data ..." if is_rank_zero() and "--cfg" not in given.flags else "")
         settings, earlier = chosen(given.overrides)
         if "--cfg" in given.flags:
             show(settings.text(recorded_store(earlier) if earlier else None).rstrip("\n"))
             return 0
-        loads()
+        say_loading()
         from lab.training.session import run_training  # it loads torch, which --help and a wrong setting do not need
 
         return run_training(settings, earlier).exit_status

@@ -214,6 +214,12 @@ def test_one_class_is_said(make_trainer, tmp_path):
     ]
 
 
+def test_a_size_that_enlarges_small_images_is_said(make_trainer, pictures):
+    (note,) = make_trainer(*words(pictures), "data.image_size=128").data.notes
+    assert note.startswith("data.image_size=128: images are enlarged 8.0 times, the median one from 16×16, and a step computes 4 times as ")
+    assert note.endswith("much as with data.image_size=64")
+
+
 def test_a_share_beside_held_out_images_is_said(make_trainer, pictures):
     assert make_trainer(*words(pictures)).data.notes == []
     (note,) = make_trainer(*words(pictures), "data.held_out=0.3").data.notes

@@ -1,6 +1,7 @@
 """Export to ONNX: ONNX Runtime gives the model's predictions, for any number of images, and the metadata says what they mean."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -206,6 +207,7 @@ def test_a_file_that_differs_from_the_model_is_not_written(tmp_path):
     with pytest.raises(ValueError, match=r"ONNX Runtime's output differs from the model's by 0\.\d"):
         write_onnx(other, torch.randn(2, *exported.record["shape"]), tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1", "else it writes an id into the home folder"
 
 
 @pytest.mark.slow

@@ -134,8 +134,10 @@ def test_one_job_fails_one_is_killed_and_the_same_words_go_on(clone, trouble):
     client = MlflowClient(tracking_uri=uri)
     view = json.loads(client.get_experiment(parent.info.experiment_id).tags[f"mlflow.sharedViewState.{sweep.name}"])
     found = client.search_runs([parent.info.experiment_id], view["searchFilter"], order_by=[f"{view['orderByKey']} DESC"])
-    scores = [run.data.metrics["best_top1"] for run in found]
-    assert (len(found), scores) == (5, sorted(scores, reverse=True)), "all runs of the jobs, the best first, and not the sweep's own"
+    scores = [run.data.metrics["best_top1"] for run in found[:3]]
+    assert scores == sorted(scores, reverse=True)
+    assert {run.info.run_name for run in found} == {"seed0", "seed1", "seed2"}, "runs of the jobs, and not the sweep's own"
+    assert all("best_top1" not in run.data.metrics for run in found[3:]), "those that failed are the last"
     note = parent.data.tags["mlflow.note.content"]
     address = f"#/experiments/{parent.info.experiment_id}/runs?viewStateShareKey={sweep.name}&workflowType=machine_learning"
     assert note.startswith(f"Best: {parent.data.tags['sweep.best']}, top1 **{scores[0]:.3g}**; [all runs with their figures]({address})")

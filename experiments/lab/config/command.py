@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError, unknown
-from lab.base.process import ABORTED, refuse_several
+from lab.base.process import ABORTED, is_rank_zero, refuse_several
 
 WORDS = 30  # columns that words need at least
 
@@ -24,21 +24,10 @@ def show(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of the text goes there as Python ends
 
 
-_loading = ""
-
-
-def say_when_loading(text: str) -> None:
-    """Let `loads` print this text, once."""
-    global _loading
-    _loading = text
-
-
-def loads() -> None:
-    """Tell the user that PyTorch is loaded from here on, which takes seconds."""
-    global _loading
-    text, _loading = _loading, ""
-    if text:
-        show(text)
+def say_loading() -> None:
+    """Tell the user on stderr that PyTorch is loaded now, which takes seconds, unless it is there; stdout may be piped."""
+    if "torch" not in sys.modules and is_rank_zero():
+        print("loading PyTorch, the model and the data ...", file=sys.stderr, flush=True)
 
 
 def fitted(text: str) -> str:

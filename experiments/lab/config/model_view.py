@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lab.config.command import loads
+from lab.config.command import say_loading
 from lab.config.schema import ModelConfig, PhotosConfig
 
 TIMM_NAMES = {"tiny_resnet": "test_resnet", "tiny_vit": "test_vit"}
@@ -21,7 +21,7 @@ def model_view(config: ModelConfig) -> dict[str, Any]:
     Returns:
         input_size, crop_pct, crop_mode, interpolation, mean and std.
     """
-    loads()
+    say_loading()
     import timm
     from timm.data import resolve_data_config
 

@@ -14,7 +14,7 @@ from lab.config.objects import find_object
 from lab.data.augment import crop_and_flip, random_affine
 from lab.data.images.exif import SHOWN, note, take_both
 from lab.data.images.files import cached
-from lab.data.images.pixels import alpha_note, measured
+from lab.data.images.pixels import alpha_note, measured, small_note
 from lab.data.loading import chances_of
 from lab.data.photos import PhotoLoader, Photos, Pictures, Samples, untrained
 from lab.data.samples import Annotations, annotate, class_of
@@ -69,6 +69,7 @@ def opened(found: Splits | Photos, config: Any, norm: Norm, device: torch.device
     of_classes = train.targets.ndim == 1
     said = untrained(parts, found.classes) if of_classes else ""
     alpha = alpha_note(train) if config.channels is None and isinstance(train, Pictures) else []
+    small = small_note(train, config.image_size) if isinstance(train, Pictures) else []
     return Data(
         classes=found.classes,
         channels=config.channels or 3,
@@ -80,7 +81,7 @@ def opened(found: Splits | Photos, config: Any, norm: Norm, device: torch.device
         test=evaluated.get("test"),
         held_out=held_out,
         plain=partial(load, train, notes["train"], seen),
-        notes=[said] * bool(said) + found.notes + alpha,
+        notes=[said] * bool(said) + small + found.notes + alpha,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from PIL import Image, ImageSequence
 from torch import Tensor
 
+from lab.data.fitting import ENLARGED, SMALLEST, STEP, median_size
 from lab.data.images.exif import turned
 from lab.data.images.files import (
     BITS_PER_SAMPLE,
@@ -32,6 +33,7 @@ from lab.data.sets import Norm
 MOST = 1000  # images by which mean and deviation are measured
 MOST_CHANNELS = 12
 LOOKED = 20  # images whose brightest value is looked at
+DEAR = 128  # pixels a side from which an image costs a noticeable time
 DARK = 2**14  # a quarter of the range of 16 bits
 ARRAY = ".npy"
 PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of a file; byte 24 has the bits of a channel, byte 25 is 0 of a grey one
@@ -186,6 +188,23 @@ def alpha_note(samples: Any) -> list[str]:
     if not found:
         return []
     return [f"{found} of {len(looked)} training images have transparency (alpha), which is left out; data.channels=4 reads it, too"]
+
+
+def small_note(samples: Any, side: int) -> list[str]:
+    """Return a message if the model sees images much larger than they are, which costs time; looks at LOOKED files, evenly spaced."""
+    sizes = []
+    for index in range(0, len(samples), -(-len(samples) // LOOKED)):
+        with contextlib.suppress(*UNREADABLE), open_any_mode(samples.file(index)) as image:  # the check of the files names the others
+            sizes.append((image.height, image.width))
+    height, width = median_size(sizes or [(side, side)])
+    edge = min(height, width)
+    if side < max(DEAR, ENLARGED * edge):
+        return []
+    own = max(-(-edge // STEP) * STEP, SMALLEST)
+    return [
+        f"data.image_size={side}: images are enlarged {side / edge:.1f} times, the median one from {width}×{height}, "
+        f"and a step computes {(side / own) ** 2:.0f} times as much as with data.image_size={own}"
+    ]
 
 
 def dark_note(paths: Sequence[str]) -> list[str]:
