@@ -1,12 +1,12 @@
 """Measure other libraries' training with their own losses and with ours: time, peak memory, waits for the device, and errors.
 
 The parts are trl, trainer, compiled, curves, detectors and open_clip. `trl` trains random language models with SFT, DPO and GRPO, as
-TRL does and with `trl.patch()`; GRPO generates once, before the steps that count. `trainer` takes training steps of such models with
-their own loss, with Liger's and after `transformers.fuse`, `compiled` the same of models compiled whole. `curves` has the loss of each of
-the first steps, by these three and several seeds. `detectors` has YOLO models of ultralytics and detectors of transformers, `open_clip`
-its loss from features. A contender whose loss, log-probabilities or gradients are wrong gets no time, and a library that is not installed
-is named. The weights of the models' last norm have random signs, without which a head tied to the embedding repeats the last token, and
-a size that gives logits a standard deviation of 4, as those of trained models.
+TRL does and with `trl.patch()`, by turns; GRPO generates once, before the steps that count. `trainer` takes training steps of such
+models with their own loss, with Liger's and after `transformers.fuse`, `compiled` the same of models compiled whole. `curves` has the
+loss of each of the first steps, by these three and several seeds. `detectors` has YOLO models of ultralytics and detectors of
+transformers, `open_clip` its loss from features. A contender whose loss, log-probabilities or gradients are wrong gets no time, and a
+library that is not installed is named. The weights of the models' last norm have random signs, without which a head tied to the
+embedding repeats the last token, and a size that gives logits a standard deviation of 4, as those of trained models.
 """
 
 import contextlib
@@ -55,13 +55,14 @@ TINY_RT |= {"num_attention_heads": 2, "encoder_attention_heads": 2, "decoder_att
 class Sizes(NamedTuple):
     """Sizes of all parts.
 
-    models: the kind and shape of each language model. trl, compiled, curves: which of them these parts train. detectors: the
-    configuration of each of transformers'.
+    models: the kind and shape of each language model. trl, compiled, curves: which of them these parts train. rounds: how often TRL's
+    trainings and ours take turns. detectors: the configuration of each of transformers'.
     """
 
     models: dict[str, tuple[str, dict[str, Any]]]
     compiled: tuple[str, ...]
     trl: tuple[str, ...]
+    rounds: int
     curves: str
     updates: int
     seeds: int
@@ -87,6 +88,7 @@ FULL = Sizes(
     },
     compiled=("Llama-3.2-1B", "Qwen3-0.6B"),
     trl=("Qwen3-0.6B", "Llama-3.2-1B"),
+    rounds=2,
     curves="Qwen3-0.6B",
     updates=50,
     seeds=3,
@@ -107,6 +109,7 @@ SMALL = Sizes(
     models={"tiny Qwen3": ("Qwen3", TINY | {"num_key_value_heads": 2, "head_dim": 16})},
     compiled=("tiny Qwen3",),
     trl=("tiny Qwen3",),
+    rounds=1,
     curves="tiny Qwen3",
     updates=3,
     seeds=2,
@@ -447,8 +450,21 @@ def trl(sizes: Sizes, device: torch.device) -> Iterator[Row]:
     for name in sizes.trl:
         for kind in ("SFT", "DPO", "GRPO"):
             first: Row = {}
-            for contender, patched in contenders.items():
-                yield attempt(f"{kind}, {name}", contender, partial(trl_row, kind, name, patched, first, sizes, device))
+            rounds: dict[str, list[Row]] = {contender: [] for contender in contenders}
+            for _ in range(sizes.rounds):
+                for contender, patched in contenders.items():
+                    run = partial(trl_row, kind, name, patched, first, sizes, device)
+                    rounds[contender].append(attempt(f"{kind}, {name}", contender, run))
+            yield from map(of_rounds, rounds.values())
+
+
+def of_rounds(rows: list[Row]) -> Row:
+    """Return a contender's row: the errors of its first training, and the times of all; or why one has none."""
+    if failed := next((row for row in rows if "taken" not in row), None):
+        return failed
+    taken = [ms for row in rows for ms in row.pop("taken")]
+    times = {"step_ms": statistics.median(taken), "step_ms_range": [min(taken), max(taken)]}
+    return rows[0] | times | {"peak_mib": max((row["peak_mib"] for row in rows), key=lambda mib: mib or 0.0)}
 
 
 class Spy:
@@ -531,8 +547,7 @@ def trl_row(kind: str, name: str, patched: Callable[[], Context], first: Row, si
         row["loss_difference"] = abs(found["loss"] - first["loss"]) / max(abs(first["loss"]), 1)
         row["grad_norm_difference"] = abs(found["grad_norm"] - first["grad_norm"]) / first["grad_norm"]
         require(row, {"loss_difference": AGREE, "grad_norm_difference": 2 * AGREE_GRADIENT})
-    taken = clock.taken
-    return row | {"step_ms": statistics.median(taken), "step_ms_range": [min(taken), max(taken)], "peak_mib": peak_mib()}
+    return row | {"taken": clock.taken, "peak_mib": peak_mib()}
 
 
 def trl_trainer(kind: str, name: str, folder: str, sizes: Sizes, device: torch.device) -> Any:
