@@ -420,7 +420,7 @@ def linear_top_k(
     With them a teacher is asked for its log-probabilities of the student's own candidates: the reverse divergence on the student's
     support is linear_kl_div(..., TopKTeacher(teacher's values, indices), reverse=True). As a TopKTeacher, values and indices are a teacher.
 
-    Of equal logits any may be taken, and in any order, as torch.topk does.
+    Of equal logits any may be taken, and in any order, as torch.topk does. torch.compile breaks its graph here.
 
     Args:
         k: K, the number of classes, from 1 to C.

@@ -200,7 +200,7 @@ def _class_of_largest(shards: Shards, classes: Tensor, tops: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _logits_at(own: RowwiseCall[Any], index: Tensor) -> Tensor:
-    """Return the logit of one class a row, scaled and capped."""
+    """Return the logit of one class a row, scaled and capped, but not by row_scale, which changes no order within a row."""
     x = own.x
     if isinstance(x, Head):
         parts = zip(x.input.split(ROWS), index.split(ROWS), strict=True)
@@ -209,5 +209,4 @@ def _logits_at(own: RowwiseCall[Any], index: Tensor) -> Tensor:
     else:
         z = accurate(x.gather(1, index.unsqueeze(1)).squeeze(1))
     z = z * own.logit_scale
-    z = z if own.softcap is None else own.softcap * torch.tanh(z / own.softcap)
-    return z if own.row_scale is None else z * own.row_scale.to(z.dtype)
+    return z if own.softcap is None else own.softcap * torch.tanh(z / own.softcap)
