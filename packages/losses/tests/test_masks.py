@@ -285,12 +285,13 @@ def test_pixels_of_regions(loss, kind, activation, dtype, bound, device):
     x, target, y, often = problem(dtype, device)
     options = [{"weight": torch.rand(4, device=device, dtype=dtype)}, *loss.options[-1:]]
     for mask, counts in ((often.to(dtype), often), (often > 0, (often > 0).long())):
+        of_bool = mask.dtype == torch.bool  # which becomes weights of 0 and 1: one call shows it
         nothing = counts == 0
         given = target.masked_fill(nothing, 99) if kind == "index" else y.masked_fill(nothing.unsqueeze(1), NAN)
         true = target if kind == "index" else y.double()
-        for own in options:
+        for own in options[:1] if of_bool else options:
             exact = {k: v.double() if isinstance(v, Tensor) else v for k, v in own.items()}
-            for reduction in loss.reductions:
+            for reduction in loss.reductions[:1] if of_bool else loss.reductions:
                 known = {"activation": activation, "reduction": reduction}
                 agree(
                     lambda x, g=given, m=mask, o=own, k=known: loss.function(x, g, mask=m, batch=True, **o, **k),
@@ -299,7 +300,7 @@ def test_pixels_of_regions(loss, kind, activation, dtype, bound, device):
                     nothing.unsqueeze(1),
                     bound,
                 )
-            if "none" in loss.reductions:
+            if "none" in loss.reductions and not of_bool:
                 agree(
                     lambda x, g=given, m=mask, o=own: loss.function(
                         x, g, mask=m.unsqueeze(1), activation=activation, reduction="none", **o

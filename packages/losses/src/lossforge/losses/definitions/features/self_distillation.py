@@ -340,7 +340,7 @@ def vicreg_loss(
     batch = batch_of(group, "input1", a, b, least=2)
     n, d = batch.total, a.shape[1]
     with without_autocast(a):
-        total = batch.summed((a - b).square().sum()) * (invariance / n / d)
+        total = batch.summed(F.mse_loss(a, b, reduction="sum")) * (invariance / n / d)
         for z in (a - batch.mean(a), b - batch.mean(b)):
             own = batch.summed(z.square().sum(0)) / (n - 1)
             total = total + 0.5 * variance * F.relu(1 - root_of(own + eps)).mean() + _others(z, z, batch) * (covariance / (n - 1) ** 2 / d)
