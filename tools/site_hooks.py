@@ -42,7 +42,7 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
             f"use_with/{name}"
             for name in (
                 *("timm", "torchvision_detectors", "ultralytics", "transformers_detection", "segmentation_models_pytorch", "monai"),
-                *("segmentation_libraries", "open_clip", "sentence_transformers", "loss_names"),
+                *("rfdetr", "segmentation_libraries", "open_clip", "sentence_transformers", "loss_names"),
             )
         ),
         "PyTorch": tuple(
