@@ -37,7 +37,7 @@ def history(trainer, names=("loss", "grad_norm")):
 def test_every_page_is_tried():
     tried = {"hugging_face_trainer", "trl", "lightning", "timm", "torchvision_detectors", "torch_compile", "mixed_precision"}
     tried |= {"transformers_detection", "sentence_transformers", "segmentation_models_pytorch", "monai"}
-    tried |= {"open_clip", "ultralytics"}  # the latter in test_ultralytics.py: it has no code that runs without data
+    tried |= {"open_clip", "ultralytics", "rfdetr"}  # the last two beside their integrations: they have no code that runs without data
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries", "loss_names"}  # in tests of their names
     tried |= {"from_liger", "liger", "verl", "megatron", "torchtitan", "draft_models", "multi_token_prediction"}

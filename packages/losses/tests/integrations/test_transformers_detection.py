@@ -32,6 +32,15 @@ HGNET |= {"stage_num_blocks": [1] * 4, "stage_kernel_size": [3] * 4, "stage_numb
 HGNET |= {"stage_downsample": [False, True, True, True], "stage_light_block": [False] * 4}
 
 
+@pytest.fixture
+def float64(monkeypatch):
+    """Compute in float64, also what transformers makes float32: the places of sides between D-FINE's bins."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 def resnet(kind="ResNet", out=None):
     return getattr(transformers, f"{kind}Config")(**BACKBONE, out_features=out or ["stage2", "stage3", "stage4"])
 
@@ -40,11 +49,14 @@ def make(name):
     torch.manual_seed(0)
     if not hasattr(transformers, f"{name}ForObjectDetection"):
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
-    if name in ("Detr", "ConditionalDetr", "DeformableDetr"):
+    before_5_1 = "use_timm_backbone" in inspect.signature(transformers.DetrConfig.__init__).parameters
+    own_backbone = {"backbone": None, "use_timm_backbone": False, "use_pretrained_backbone": False} if before_5_1 else {}
+    if name == "DabDetr":
+        sizes = {"hidden_size" if key == "d_model" else key: value for key, value in TRANSFORMER.items()} | own_backbone
+        config = transformers.DabDetrConfig(**sizes, backbone_config=resnet(out=["stage4"]), initializer_bias_prior_prob=0.1)
+    elif name in ("Detr", "ConditionalDetr", "DeformableDetr"):
         backbone = {"backbone_config": resnet(out=["stage4"]) if name != "DeformableDetr" else resnet()}
-        more = {"num_feature_levels": 3} if name == "DeformableDetr" else {}
-        if "use_timm_backbone" in inspect.signature(transformers.DetrConfig.__init__).parameters:  # before 5.1
-            more |= {"backbone": None, "use_timm_backbone": False, "use_pretrained_backbone": False}
+        more = own_backbone | ({"num_feature_levels": 3} if name == "DeformableDetr" else {})
         if name == "Detr":  # weights that tell its queries apart, whose costs would else be equal to the last digits
             more["init_std"] = 0.3
         config = getattr(transformers, f"{name}Config")(**TRANSFORMER, **backbone, **more)
@@ -59,6 +71,11 @@ def make(name):
         body = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64, "num_windows": 4}
         vit = transformers.LwDetrViTConfig(**body, window_block_indices=[0], out_indices=[1, 2])
         config = transformers.LwDetrConfig(**GROUPS, backbone_config=vit)
+    elif name == "RfDetr":
+        body = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64, "patch_size": 16, "num_windows": 2}
+        dino = transformers.RfDetrDinov2Config(**body, out_indices=[1, 2], window_block_indexes=[0])
+        groups = {key: value for key, value in GROUPS.items() if key != "projector_scale_factors"}
+        config = transformers.RfDetrConfig(**groups, backbone_config=dino)
     model = getattr(transformers, f"{name}ForObjectDetection")(config).train()
     if name == "Deimv2":  # over eight values a batch norm's gradients are rounding errors, times its large scale
         for module in model.modules():
@@ -102,6 +119,49 @@ def compare(model, given):
 @pytest.mark.parametrize("name", ["Detr", "ConditionalDetr", "DeformableDetr", "RTDetr", "DFine", "Deimv2", "LwDetr"])
 def test_detectors(name):
     assert not compare(make(name), inputs())
+
+
+TRAINED = ["Detr", "ConditionalDetr", "DeformableDetr", "DabDetr", "RTDetr", "RTDetrV2", "DFine", "Deimv2", "LwDetr", "RfDetr"]
+
+
+def trained(name, steps):
+    """Return the loss, its parts and the gradients of each step of a training in float64."""
+    model, found = make(name).double(), []
+    given = inputs()
+    given["pixel_values"] = given["pixel_values"].double()
+    given["labels"] = [{**each, "boxes": each["boxes"].double()} for each in given["labels"]]
+    if name in ("DFine", "Deimv2"):  # distributions that differ between layers; queries of anchors that are not masked, which are ties
+        for key, parameter in model.named_parameters():
+            if "decoder.bbox_embed" in key or "enc_score_head.weight" in key:
+                torch.nn.init.normal_(parameter, std=0.5)
+            elif "enc_score_head.bias" in key or "enc_output.0.bias" in key:
+                torch.nn.init.zeros_(parameter)
+    optimizer = torch.optim.SGD(model.parameters(), 2e-5 if name in ("DFine", "Deimv2") else 1e-3)
+    for _ in range(steps):
+        found.append(step(model, given))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_training_of_20_steps(name, float64):
+    """Every step's loss, parts and gradients of all parameters are the library's own; after undo, to the bit."""
+    expected = trained(name, 20)
+    _SAID.clear()
+    with ours.patch():
+        found = trained(name, 20)
+    assert not _SAID
+    assert name not in ("DFine", "Deimv2") or min(parts["loss_ddf_aux_0"] for _, parts, _ in expected) > 0.01
+    assert abs(float(expected[-1][0] - expected[0][0])) > 1e-3
+    assert any(not torch.equal(gradient, found[0][2][key]) for key, gradient in expected[0][2].items())
+    for right, other in zip(expected, found, strict=True):
+        assert other[1].keys() == right[1].keys()
+        torch.testing.assert_close(other[:2], right[:2], rtol=1e-7, atol=1e-9)
+        for key, gradient in right[2].items():
+            torch.testing.assert_close(other[2][key], gradient, rtol=1e-7, atol=1e-7 * gradient.abs().max().item() + 1e-12)
+    torch.testing.assert_close(trained(name, 1), expected[:1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["Detr", "ConditionalDetr", "DeformableDetr", "RTDetr", "RTDetrV2", "LwDetr"])

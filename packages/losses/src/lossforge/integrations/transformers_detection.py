@@ -37,6 +37,7 @@ from lossforge.losses import (
     generalized_box_iou_loss,
     hungarian_match,
     ia_bce_loss,
+    kl_div_with_logits,
     mal_loss,
     mask_matching_cost,
     matching_cost,
@@ -44,6 +45,7 @@ from lossforge.losses import (
     varifocal_loss,
 )
 from lossforge.losses.detection.counts import to_device
+from lossforge.losses.templates.plain_forms import corners
 from lossforge.patch.patching import IntegrationError, Patch, Replacement, once, or_theirs
 from lossforge.patch.patching import patch as patch_names
 
@@ -52,16 +54,16 @@ ClassCost = Literal["focal", "softmax"]
 MaskCost = Literal["bce", "focal"]
 
 
-def _matched(outputs: Any, targets: Any, indices: Any) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+def _matched(targets: Any, indices: Any, labels: str = "class_labels") -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
     """Return where the matched queries are in (B, Q), and the classes and boxes that they were matched with.
 
     Indices of the host become one tensor, so that the host waits once for their copy, not twice an image.
     """
-    classes, boxes = (torch.cat([target[name] for target in targets]) for name in ("class_labels", "boxes"))
+    classes, boxes = (torch.cat([target[name] for target in targets]) for name in (labels, "boxes"))
     first, parts = 0, []
     for i, (target, (queries, chosen)) in enumerate(zip(targets, indices, strict=True)):
         parts.append(torch.stack([torch.full_like(queries, i), queries, chosen.to(queries) + first]))
-        first += len(target["class_labels"])
+        first += len(target["boxes"])
     image, query, box = torch.cat(parts, 1).to(boxes.device)
     return (image, query), classes[box], boxes[box]
 
@@ -75,14 +77,14 @@ def _classes(logits: Tensor, where: tuple[Tensor, Tensor], classes: Tensor, back
 
 def _labels_of_softmax(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any) -> dict[str, Any]:
     logits = outputs["logits"]
-    where, classes, _ = _matched(outputs, targets, indices)
+    where, classes, _ = _matched(targets, indices)
     index = _classes(logits, where, classes, self.num_classes)
     return {"loss_ce": cross_entropy(logits.flatten(0, 1), index.flatten(), self.empty_weight)}
 
 
 def _labels_of_focal(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any) -> dict[str, Tensor]:
     logits = outputs["logits"]
-    where, classes, _ = _matched(outputs, targets, indices)
+    where, classes, _ = _matched(targets, indices)
     index = _classes(logits, where, classes, -1)
     return {"loss_ce": sigmoid_focal_loss(logits, index, self.focal_alpha, 2.0, "sum") / num_boxes}
 
@@ -90,7 +92,7 @@ def _labels_of_focal(self: Any, outputs: Any, targets: Any, indices: Any, num_bo
 def _matched_quality(outputs: Any, targets: Any, indices: Any) -> tuple[Tensor, Tensor]:
     """Return the class of each query (B, Q), -1 of those without a box, and the IoU of matched ones, else 0."""
     logits = outputs["logits"]
-    where, classes, boxes = _matched(outputs, targets, indices)
+    where, classes, boxes = _matched(targets, indices)
     overlap = 1 - box_iou_loss(outputs["pred_boxes"][where].detach().to(boxes.dtype), boxes, format="cxcywh")
     score = torch.zeros(logits.shape[:2], dtype=overlap.dtype, device=logits.device)
     score[where] = overlap
@@ -115,7 +117,7 @@ def _labels_of_ia_bce(self: Any, outputs: Any, targets: Any, indices: Any, num_b
 
 
 def _boxes(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any) -> dict[str, Tensor]:
-    where, _, boxes = _matched(outputs, targets, indices)
+    where, _, boxes = _matched(targets, indices)
     predicted = outputs["pred_boxes"][where].to(boxes.dtype)
     return {
         "loss_bbox": box_l1_loss(predicted, boxes, "sum") / num_boxes,
@@ -140,6 +142,40 @@ def _distribution(
         return distribution_focal_loss(pred, target, "sum", weight=weight) / avg_factor
     losses = distribution_focal_loss(pred, target, "none", weight=weight)
     return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
+
+
+def _local(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any, T: float = 5) -> dict[str, Tensor]:
+    """Return D-FINE's losses of distributions: of matched sides, and of all sides by the last layer's (decoupled distillation, DDF).
+
+    DDF is the sum of two means of w T² KL, over sides of matched queries and over the others, weighted by the roots of their numbers. One
+    weight a side says so, and equal distributions, of the last layer itself, have the loss 0: nothing waits for the device.
+    """
+    if "pred_corners" not in outputs:
+        return {}
+    from transformers.loss.loss_d_fine import bbox2distance
+
+    where, _, boxes = _matched(targets, indices)
+    student, bins = outputs["pred_corners"], self.max_num_bins + 1
+    with torch.no_grad():
+        points = outputs["ref_points"][where]
+        self.fgl_targets = bbox2distance(points, corners(boxes), self.max_num_bins, self.reg_scale, self.up)
+        overlap = 1 - box_iou_loss(outputs["pred_boxes"][where].to(boxes.dtype), boxes, format="cxcywh")
+        weight = outputs["teacher_logits"].sigmoid().amax(-1)
+        weight[where] = overlap.to(weight.dtype)
+        matched = torch.zeros_like(weight, dtype=torch.bool)
+        matched[where] = True
+        number = 4 * torch.stack([matched.sum(), (~matched).sum()])
+        share = (number / len(matched)).sqrt()  # of a side's mean
+        self.num_pos, self.num_neg = share
+        share = share / share.sum() / number.clamp(min=1)
+        weight = weight * torch.where(matched, share[0], share[1])
+    sides, right, left = self.fgl_targets
+    fine = self.unimodal_distribution_focal_loss(
+        student[where].reshape(-1, bins), sides, right, left, overlap.repeat_interleave(4), avg_factor=num_boxes
+    )
+    teacher = outputs["teacher_corners"].detach().reshape(-1, bins)
+    decoupled = kl_div_with_logits(student.reshape(-1, bins), teacher, T, "sum", weight=weight.reshape(-1, 1).expand(-1, 4).flatten())
+    return {"loss_fgl": fine, "loss_ddf": decoupled}
 
 
 def _match(class_cost: ClassCost, self: Any, outputs: Any, targets: Any, group_detr: int = 1) -> list[tuple[Tensor, Tensor]]:
@@ -407,6 +443,7 @@ NAMES: dict[str, tuple[Any, str]] = {
     "loss.loss_lw_detr:LwDetrHungarianMatcher.forward": (functools.partial(_match, "focal"), OF_GROUPS),
     "loss.loss_lw_detr:LwDetrImageLoss.loss_labels": (_labels_of_ia_bce, OF_CRITERION),
     "loss.loss_lw_detr:LwDetrImageLoss.loss_boxes": (_boxes, OF_CRITERION),
+    "loss.loss_d_fine:DFineLoss.loss_local": (_local, OF_CRITERION[:-1] + ", T=5)"),
     "loss.loss_d_fine:DFineLoss.unimodal_distribution_focal_loss": (_distribution, DISTRIBUTED),
     "models.maskformer.modeling_maskformer:MaskFormerHungarianMatcher.forward": (_match_masks_of_pixels, OF_MASKS),
     "models.mask2former.modeling_mask2former:Mask2FormerHungarianMatcher.forward": (_match_sampled_masks, OF_MASKS),
