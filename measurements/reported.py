@@ -194,7 +194,7 @@ def integrations(file: Path) -> str:
             "{case} | {contender} | {step_ms:,.2f} | {step_ms_range[0]:,.1f} to {step_ms_range[1]:,.1f}",
         )
         if part == "detectors":
-            header += " | waits | criterion, ms | waits"
+            header += " | waits for the GPU | criterion, ms | waits of the criterion"
             cells += " | {step_waits:d} | {criterion_ms:,.2f} | {criterion_waits:d}"
         shown = table(
             f"{header} | peak MiB | {named}",
@@ -273,10 +273,13 @@ def problems(file: Path) -> str:
             beside = f"{agrees:.1%} equal" if share else f"off by {agrees:.0e}"
         floor = each.get("floor_ms")
         told: dict[str, Any] = {"contender": "plain torch" if each["contender"] == "torch" else each["contender"], "beside": beside}
-        told |= {"what": (f"`{name}` {sizes}" if "_" in name else problem) if first else "", "waits": "waits" if each.get("waits") else ""}
+        told |= {
+            "what": (f"`{name}` {sizes}" if "_" in name else problem) if first else "",
+            "waits": "waits for the GPU" if each.get("waits") else "",
+        }
         told["floor"] = None if floor is None or "ms" not in each else f"{floor / each['ms']:.0%}"
         rows.append({"peak_mib": None, "operations": None, "ms": None, **each, **told, "failed": each.get("error", "")[:80]})
-    header = "problem | by | ms | of the floor | peak MiB | operations | the host | beside the first, or float64"
+    header = "problem | by | ms | of the limit | peak MiB | operations | the host | beside the first, or float64"
     cells = "{what} | {contender} | {ms:,.3f} | {floor} | {peak_mib:,.1f} | {operations:,d} | {waits} | {beside}{failed}"
     return f"{source(found)}.\n\n{table(header, cells, rows)}"
 

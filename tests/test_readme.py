@@ -112,6 +112,17 @@ def test_other_results_make_tables_and_pictures_stale(tmp_path, monkeypatch):
     assert [path.name for path in tables.stale_drawings()] == ["time.svg"]
 
 
+def test_long_tables_are_folded_and_keep_their_rows():
+    rows = [[f"{name}, {n}", "1" if name == "focal" else ""] for name in ("focal", "mse", "other", "huber") for n in range(12)]
+    table = reported.tables.markdown(("loss", "ms"), rows)
+    text = tables.folded(f"Before.\n\n{table}\n\nAfter.")
+    assert re.findall(r"<summary>(.*)</summary>", text) == ["Classification: 12 rows", "Regression: 24 rows", "other: 12 rows"]
+    assert [line for line in text.splitlines() if re.search(r", \d", line)] == [
+        reported.tables.markdown((row[0],) if not row[1] else row, []).splitlines()[0] for row in (*rows[:24], *rows[36:], *rows[24:36])
+    ]
+    assert tables.folded(short := reported.tables.markdown(("loss", "ms"), rows[:30])) == short
+
+
 def test_the_map_has_every_room_on_one_screen():
     (tree,) = (block.code for block in blocks_of("docs/know/repository.md") if block.language == "text")
     assert len(tree.splitlines()) <= 45

@@ -16,6 +16,7 @@ import loss_names
 import reported
 from loss_text import MissingError, file_of
 
+from lossforge.bench.cases import RECORDS
 from lossforge.bench.report import load, pictures, tables
 from lossforge.losses.base.declare import DECLARED, Declared
 from lossforge.losses.base.text import in_place_of
@@ -207,13 +208,56 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
 PLACE = re.compile(r"(<!-- (.+): uv run tools/generate\.py -->).*?(<!-- end of \2 -->)", re.DOTALL)
 
 
+LONGEST = 30
+"""Rows of a measured table that a reader sees at once. A longer one is folded."""
+TABLE = re.compile(r"^\|.*\|\n\|[ |-]+\|\n(?:\|.*\|(?:\n|$))+", re.M)
+
+
+def group_of(cell: str, known: dict[str, str]) -> str:
+    """Return the group of a row by its first cell: that of the longest title which it begins with, or the cell up to a comma."""
+    cell = cell.strip("`")
+    title = max((each for each in known if cell.startswith(each)), key=len, default=None)
+    return known[title] if title else cell.partition(",")[0]
+
+
+def folded(text: str) -> str:
+    """Fold long tables by what a reader looks for: the group of the row's loss. A row without a first cell belongs to the one above."""
+    known = {name: group for group, names in groups().items() for each in names for loss in members(each) for name in names_of(loss)}
+
+    def parts(table: re.Match[str]) -> str:
+        header, _, *rows = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table[0].splitlines())
+        if len(rows) <= LONGEST:
+            return table[0]
+        found: dict[str, list[list[str]]] = {}
+        group = ""
+        for row in rows:
+            group = group_of(row[0], known) if row[0] else group
+            found.setdefault(group, []).append(row)
+        few = [name for name, lines in found.items() if len(lines) < 4]
+        if others := [row for name in few for row in found.pop(name)]:
+            found["Others" if found else "All"] = others
+        return "\n\n".join(
+            f'<details markdown="1"><summary>{name}: {len(lines)} rows</summary>\n\n{tables.filled(header, lines)}\n\n</details>'
+            for name, lines in found.items()
+        )
+
+    return TABLE.sub(parts, text)
+
+
+def names_of(loss: Declared) -> list[str]:
+    """Return what tables call a loss: its name, its function's, and its title in the bench."""
+    names = {loss.name or loss.definition.__name__, loss.definition.__name__}
+    return [*names, *(record.title for name, record in RECORDS.items() if {name, f"{name}_loss", record.function} & names)]
+
+
 def renewed(text: str) -> str:
     """Return a page's text with the tables of today's registry and results."""
 
     def filled(place: re.Match[str]) -> str:
         begin, name, end = place.groups()
         make, *files = SECTIONS[name]
-        return f"{begin}\n\n{make(*files) if all(file.exists() for file in files) else NOT_MEASURED}\n\n{end}"
+        made = make(*files) if all(file.exists() for file in files) else NOT_MEASURED
+        return f"{begin}\n\n{folded(made) if name in reported.SECTIONS else made}\n\n{end}"
 
     return PLACE.sub(filled, text)
 

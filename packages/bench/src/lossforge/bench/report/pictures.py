@@ -81,7 +81,7 @@ def digest(report: Report, rows: list[Row]) -> str:
 def time_picture(report: Report, path: Path) -> None:
     """Draw every case's time on the device over its floor: 1 is as fast as the bytes allow."""
     rows = [r for r in main_rows(report) if r.share()]
-    _dots(report, rows, lambda r: 1 / (r.share() or math.nan), "time over the floor (forward + backward)", path)
+    _dots(report, rows, lambda r: 1 / (r.share() or math.nan), "time over the limit of memory (forward + backward)", path)
 
 
 def memory_picture(report: Report, path: Path) -> None:
@@ -130,7 +130,7 @@ def scaling_picture(report: Report, path: Path) -> None:
                 axes.plot(*zip(*line, strict=True), color=color, label=name, marker="o", markersize=3, linewidth=width)
         floor = sorted({(r.shape[dim], r.floor_ms) for r in rows if r.use == kind and r.contender == "lossforge" and r.floor_ms})
         if floor:
-            axes.plot(*zip(*floor, strict=True), "k--", linewidth=1, label="floor")
+            axes.plot(*zip(*floor, strict=True), "k--", linewidth=1, label="limit of memory")
         axes.set(
             xscale="log",
             yscale="log",

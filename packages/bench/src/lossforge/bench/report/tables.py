@@ -82,12 +82,12 @@ def bench(report: Report) -> str:
     header = (
         *work,
         "ours, ms",
-        "of the floor",
+        "of the limit",
         "torch",
         "torch.compile",
         "best peer",
         "forward alone, ours",
-        "of its floor",
+        "of its limit",
         "MiB: ours, torch",
         "from an idle host: ours, torch",
     )
