@@ -96,6 +96,7 @@ def test_the_runs_are_in_the_list_with_their_data_and_models(seen, tmp_path):
         for seed in SEEDS:
             page.get_by_role("link", name=f"{loss}-seed{seed}").wait_for()
     page.get_by_text(re.compile(r"^digits \(\w{8}\)")).first.wait_for()
+    page.get_by_role("link", name="focal-tiny_resnet-digits").nth(1).wait_for()
     text = page.inner_text("body")
     assert text.count("Training\n") >= 4
     assert text.count("ce-tiny_resnet-digits") == text.count("focal-tiny_resnet-digits") == 2

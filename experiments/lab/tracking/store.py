@@ -17,7 +17,7 @@ from lab.base.formats import masked
 from lab.base.paths import sqlite_file, sqlite_uri
 from lab.tracking.logged_model import MODEL, write_model
 from lab.tracking.store_paths import LOCK, SQLITES, leads_outside, outside, refuse_links_to_write
-from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of, rounded
+from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of
 
 LONGEST = 250
 MARK = 6  # hexadecimal digits of the digest at the end of a changed name
@@ -114,8 +114,7 @@ class Store:
 
         run = self.client.get_run(self.run_id)
         model, held_out = _best_model(run), _held_out(run)
-        trained = rounded(run.data.metrics | values) if "model.name" in run.data.params else {}
-        metrics = [Metric(name, value, milliseconds, 0) for name, value in trained.items()]
+        metrics = []
         for name, value in values.items():
             of: dict[str, Any] = {"model_id": model, "run_id": self.run_id, **held_out} if model and name.startswith("best_") else {}
             metrics.append(Metric(valid_name(name), float(value), milliseconds, 0, **of))

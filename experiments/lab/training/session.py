@@ -24,7 +24,7 @@ from lab.run.resume import Earlier, load_state, recorded_store, restore
 from lab.tasks.models import check_model
 from lab.tracking.datasets import data_sets
 from lab.tracking.uploader import checked_uri, read_state
-from lab.tracking.views import pages_hint
+from lab.tracking.views import pages_hint, rounded
 from lab.tracking.writers import check_writers
 from lab.training.assemble import assemble
 from lab.training.console import LOG, Console
@@ -145,7 +145,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
         console.end_log(run.folder, f"{name}: {run.status.lower()}", table)
     with run.noted(run.status):
         if run.status == "FINISHED":  # any other run may go on, and MLflow keeps each value that it was given
-            run.folder.summary(figures)
+            run.folder.summary(figures | rounded(values))
             delete_last(trainer)
     places = run.close(table)
     console.table(f"{name}: {run.status.lower()}", table | places)
