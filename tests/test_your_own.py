@@ -182,7 +182,7 @@ from lab.data.load import load_data
 from lab.run.export import Exportable, Images
 from lab.run.predict import Prediction
 from lab.tasks.spec import TaskSpec
-from lab.tasks.task import Stateless
+from lab.tasks.task import Task
 
 
 @dataclass
@@ -206,7 +206,7 @@ def net():
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(1))
 
 
-class Ink(Stateless):
+class Ink(Task):
     monitor, score_names = "closeness", ("samples",)
 
     def __init__(self, config, data):

@@ -98,10 +98,6 @@ def table_of(classes: list[str], figures: dict[str, Tensor], title: str = "class
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-Stateless = Task
-"""The name for the base of tasks of your own."""
-
-
 class BaseTask(Task):
     """Base of tasks whose settings may have metrics of the user's own, and whose evaluations count the loss."""
 

@@ -14,7 +14,6 @@ from lab.base.formats import visible
 
 Size = tuple[int, int]  # height, width
 SHOWN, STORED = "shown", "stored"
-READINGS = (SHOWN, STORED)
 """What data.exif takes."""
 BOTH = "fits as shown and as stored"
 """What the check of a data set's files says of an image that both readings fit, which is not a fault."""

@@ -108,10 +108,11 @@ BINARY: dict[type[ast.operator], Callable[[str, list[str], list[str | None]], st
 
 @dataclass
 class _Forward:
-    """Writes a function's statements anew, each followed by the derivatives of what it assigned."""
+    """Writes a function's statements anew, each followed by the derivatives of what it assigned. known: as in `_derived`."""
 
     source: Source
     names: dict[str, Any]
+    known: dict[Any, Any]
     slopes: dict[str, str | None] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
@@ -212,11 +213,13 @@ class _Forward:
     def inner(
         self, node: ast.Call, function: Any, values: list[str], slopes: list[str | None], keywords: list[ast.keyword], text: str
     ) -> tuple[list[str], list[str | None]]:
-        count = results(read(function))
+        if id(function) not in self.known:
+            self.known[id(function)] = results(read(function))
+        count = self.known[id(function)]
         depends = tuple(slope is not None for slope in slopes)
         if not any(depends):
             return self.unpack(text, count), [None] * count
-        derived, varies = _derived(function, depends)
+        derived, varies = _derived(function, depends, self.known)
         name = self.source.unused(f"{function.__name__}_derived_{len(self.lines)}")
         self.names[name] = derived
         arguments: list[ast.expr] = [ast.Name(v) for v in (*(slope for slope in slopes if slope is not None), *values)]
@@ -262,8 +265,17 @@ class _Forward:
         return self.source.fault(node, problem)
 
 
-def _derived(function: Any, depends: tuple[bool, ...]) -> tuple[Any, list[bool]]:
-    """Derive a device function by the arguments that `depends` marks.
+def _derived(function: Any, depends: tuple[bool, ...], known: dict[Any, Any]) -> tuple[Any, list[bool]]:
+    """Derive a device function by the arguments that `depends` marks, once. known: what was derived so far, and counts of results."""
+    key = id(function), depends
+    if key not in known:
+        known[key] = _derive(function, depends, known)
+    found: tuple[Any, list[bool]] = known[key]
+    return found
+
+
+def _derive(function: Any, depends: tuple[bool, ...], known: dict[Any, Any]) -> tuple[Any, list[bool]]:
+    """Derive a device function.
 
     The result is a device function (derivatives of these arguments, arguments) → (values, derivatives of the values that depend on
     them), and a list that says which values do. The function's name says which arguments, because in one kernel Triton distinguishes
@@ -274,7 +286,7 @@ def _derived(function: Any, depends: tuple[bool, ...]) -> tuple[Any, list[bool]]
     slopes: dict[str, str | None] = {
         name: source.unused(f"slope_of_{name}") for name, one in zip(source.arguments, depends, strict=False) if one
     }
-    forward = _Forward(source, names, dict(slopes))
+    forward = _Forward(source, names, known, dict(slopes))
     *body, last = source.statements
     for statement in body:
         forward.statement(statement)
@@ -323,10 +335,11 @@ def with_gradients(function: Any, variables: int = 1) -> Any:
     names, given = source.arguments, ", ".join(source.arguments)
     seen: dict[str, Any] = {**source.names, "tl": tl}
     nothing, value = source.unused("nothing"), source.unused("value")
+    known: dict[Any, Any] = {}  # helpers are derived once for all variables
     lines, slopes = [f"{nothing} = {ZEROS.format(names[0])}"], []
     for i in range(variables):
         name, slope = source.unused(f"derived_{i}"), source.unused(f"slope_{i}")
-        seen[name], (varies,) = _derived(function, tuple(i == k for k in range(len(names))))
+        seen[name], (varies,) = _derived(function, tuple(i == k for k in range(len(names))), known)
         slopes.append(slope if varies else nothing)
         lines.append(f"{f'{value}, {slope}' if varies else value} = {name}({nothing} + 1.0, {given})")
     definition = _definition(source, source.name, names, [*lines, f"return {value} + {nothing}, {', '.join(slopes)}"])
