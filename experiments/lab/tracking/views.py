@@ -116,6 +116,6 @@ def view(
         "orderByAsc": rising,
         "selectedColumns": [*columns, *LAST_COLUMNS],
         "columnOrder": [*FIRST_COLUMNS, *columns, *LAST_COLUMNS],
-        "columnWidths": {"runDateAndNestInfo": 132, LAST_COLUMNS[0]: 240}
+        "columnWidths": {"runDateAndNestInfo": 140, LAST_COLUMNS[0]: 240}
         | {key: (20 if key.startswith("metrics") else 32) + 7 * len(name) for key, name in columns.items()},
     }
