@@ -72,6 +72,7 @@ CALLS = {
         (torch.rand(1, 4, 5), torch.rand(1, 4, 4), torch.rand(4, 2), torch.ones(4), LABELS, BOXES[None]),
     ),
     **dict.fromkeys(("rotated_box_iou", "probabilistic_box_iou"), (torch.rand(2, 5), torch.rand(3, 5))),
+    "rotated_giou_loss": (torch.rand(2, 5), torch.rand(2, 5)),
     **dict.fromkeys(("generalized_dice_loss", "mcc_loss", "boundary_loss", "hausdorff_loss"), (PLANES, (PLANES[:, 0] > 0).long())),
     **dict.fromkeys(("distance_transform", "signed_distance_map"), (PLANES,)),
     "silog_loss": (PLANES.exp(), PLANES.abs()),
@@ -357,6 +358,7 @@ def of_size(name, size, dtype):
 CHOOSES = {"max_iou_assign", "atss_assign", "simota_assign", "rtmdet_assign", "task_aligned_assign", "hungarian_assign", "hungarian_match"}
 ANGLES = {
     "rotated_box_iou",
+    "rotated_giou_loss",
     "probabilistic_box_iou",
     *(entry.function.__name__ for entry in LOSSES.values() if entry.template.name == "rotated"),
 }
