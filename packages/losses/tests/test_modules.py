@@ -10,7 +10,7 @@ import torch
 
 import lossforge.losses
 from lossforge import losses as L
-from lossforge.losses.detection import anchors, assignment, criterion, hungarian, matching, pairwise, seesaw
+from lossforge.losses.detection import anchors, assignment, criterion, enclosing, hungarian, matching, pairwise, seesaw
 from lossforge.losses.engine.parallel import grad_cache
 from lossforge.losses.segmentation import depth, distance, points, prototypes, regions
 from lossforge.losses.segmentation import modules as of_masks
@@ -44,7 +44,7 @@ def test_modules_of_masks_compute_their_functions(name, options, device):
 
 def test_every_public_name_is_exported():
     ours = {"CustomLoss", "FormulaError", "backend", "boxes", "check", "elementwise", "plain_torch", "rowwise"}
-    detection = (pairwise, anchors, assignment, criterion, hungarian, matching, seesaw)
+    detection = (pairwise, anchors, assignment, criterion, enclosing, hungarian, matching, seesaw)
     others = (L.preference, depth, distance, points, prototypes, regions, of_masks, grad_cache)
     by_hand = {name for module in (*detection, *others) for name in module.__all__}
     assert set(lossforge.losses.__all__) == {*L.functional.__all__, *L.modules.__all__, *by_hand, *ours}

@@ -76,6 +76,7 @@ CALLS = {
         (torch.rand(1, 4, 5), torch.rand(1, 4, 4), torch.rand(4, 2), torch.ones(4), LABELS, BOXES[None]),
     ),
     **dict.fromkeys(("rotated_box_iou", "probabilistic_box_iou"), (torch.rand(2, 5), torch.rand(3, 5))),
+    "rotated_giou_loss": (torch.rand(2, 5), torch.rand(2, 5)),
     **dict.fromkeys(("generalized_dice_loss", "mcc_loss", "boundary_loss", "hausdorff_loss"), (PLANES, (PLANES[:, 0] > 0).long())),
     **dict.fromkeys(("distance_transform", "signed_distance_map"), (PLANES,)),
     "silog_loss": (PLANES.exp(), PLANES.abs()),
@@ -370,6 +371,7 @@ CHOOSES = {
 }
 ANGLES = {
     "rotated_box_iou",
+    "rotated_giou_loss",
     "probabilistic_box_iou",
     *(entry.function.__name__ for entry in LOSSES.values() if entry.template.name == "rotated"),
 }

@@ -58,6 +58,17 @@ def test_least_cost_of_groups_and_images(kind, groups, queries, device):
     assert sum(launch_counts().values()) == before + 2 * (backend(cost) != "torch")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_ties_are_broken_as_by_scipy(kind, device):
+    """The indices, of images with as many queries as boxes or more; steps of a tenth have sums that round."""
+    counts = [12, 0, 5, 11, 1, 12]
+    for step in (1.0, 0.1):
+        cost = KINDS[kind]((3 * torch.randn(2, 12, sum(counts), generator=torch.Generator().manual_seed(1))).round() * step).to(device)
+        with plain_torch():
+            expected = hungarian_assign(cost, counts)
+        assert torch.equal(hungarian_assign(cost, counts), expected)
+
+
 def test_counts_beyond_the_boxes_name_none(device):
     """A tensor's sum is not checked: columns past the last do not exist, and none is read."""
     cost = torch.randn(5, 4, device=device)

@@ -11,6 +11,8 @@ import compared
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("ultralytics")
 
@@ -18,7 +20,8 @@ from ultralytics.utils.loss import BboxLoss, DFLoss, RotatedBboxLoss, v8Detectio
 from ultralytics.utils.tal import TaskAlignedAssigner
 
 from lossforge.integrations import ultralytics as ours
-from lossforge.losses import task_aligned_assign
+from lossforge.losses import plain_torch, task_aligned_assign
+from lossforge.losses.detection.assignment import AT_ONCE
 from lossforge.patch.patching import _SAID
 
 STRIDES = (8, 16, 32)
@@ -193,6 +196,38 @@ def test_every_index_of_random_batches(batches):
         torch.testing.assert_close(found.scores, targets, rtol=1e-5, atol=1e-9)
         positives += int(counts.sum())
     assert positives > 5 * len(batches)
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that a call makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(each.numel() for each in tree_leaves(found) if isinstance(each, torch.Tensor))])
+        return found
+
+
+@pytest.mark.parametrize(("topk", "topk2"), [(10, None), (7, 1)], ids=["dense", "one-to-one"])
+def test_a_crowd_in_bounded_memory(topk, topk2):
+    """Of 4,096 anchors and 300 boxes ours keeps no matrix of all pairs, and ultralytics does; the indices are the same."""
+    draw, classes = torch.Generator().manual_seed(0), 4
+    points = torch.cartesian_prod(torch.arange(64.0), torch.arange(64.0)).flip(1) * 8 + 4
+    center, half = 512 * torch.rand(2, 300, 2, generator=draw), 6 + 20 * torch.rand(2, 300, 2, generator=draw)
+    targets = torch.randint(classes, (2, 300, 1), generator=draw), torch.cat([center - half, center + half], -1), torch.ones(2, 300, 1)
+    predicted = torch.cat([points - 16, points + 16], -1) + 8 * torch.randn(2, 4096, 4, generator=draw)
+    given = torch.rand(2, 4096, classes, generator=draw), predicted, points, *targets
+    assigner = TaskAlignedAssigner(topk=topk, num_classes=classes, alpha=0.5, beta=6.0, topk2=topk2)
+    with Largest() as theirs:
+        _, _, scores, _, index = assigner(*given[:-1], given[-1].bool())
+    with plain_torch(), Largest() as own:
+        found = task_aligned_assign(*given, topk=topk, topk2=topk2, min_side=assigner.stride_val)
+    assert theirs.elements >= 2 * 300 * 4096
+    assert own.elements <= 2 * AT_ONCE
+    assert torch.equal(found.box_index, torch.where(scores.sum(-1) > 0, index, -1))
 
 
 def trained(folder, *models):

@@ -11,6 +11,7 @@ from lossforge.losses.custom import CustomLoss, FormulaError, boxes, elementwise
 from lossforge.losses.detection.anchors import atss_assign, max_iou_assign, rtmdet_assign, simota_assign
 from lossforge.losses.detection.assignment import Assignment, task_aligned_assign
 from lossforge.losses.detection.criterion import DenoisingQueries, DetrCriterion, QueryTargets
+from lossforge.losses.detection.enclosing import rotated_giou_loss
 from lossforge.losses.detection.hungarian import hungarian_assign, hungarian_match
 from lossforge.losses.detection.matching import mask_matching_cost, matching_cost
 from lossforge.losses.detection.pairwise import (
@@ -306,6 +307,7 @@ __all__ = [
     "quality_focal_loss",
     "quantile_loss",
     "rotated_box_iou",
+    "rotated_giou_loss",
     "rotated_iou_loss",
     "rowwise",
     "rtmdet_assign",

@@ -4,6 +4,10 @@ Boxes enter one after the other. Each finds the shortest augmenting path through
 and Volgenant 1987 and Crouse 2016 (doi 10.1109/TAES.2016.140952), whose form scipy takes. The potentials u of boxes, v of queries and the
 distances are float64, a lane a query, so that a step is a few operations on one vector. The lane of a query holds u of its box.
 
+Sums are in scipy's order, and so is the choice among queries of equal distance: an image with at least as many queries as boxes has scipy's
+assignment, also where others cost the same. scipy keeps a list of the queries that are not done, by falling number; the last one takes the
+place of one that is done. Its choice is the last in the list that has no box, which ends the search, or else the first.
+
 Where an image has more boxes than queries, each box after the first ones may take the place of another, which stays without a query.
 """
 
@@ -82,9 +86,13 @@ def hungarian_kernel(problem, queries, targets, images, groups, LANES: tl.conste
     first = tl.minimum(tl.sum(tl.where(b < image, counts, 0), 0), targets)
     boxes = tl.minimum(tl.sum(tl.where(b == image, counts, 0), 0), targets - first)
     inside = q < queries
-    where = problem.cost.ptr + group * problem.cost.s0 + q.to(tl.int64) * problem.cost.s1
-    step = tl.full([], 0, tl.int64) + problem.cost.s2
-    worst = replacement(where, step, inside, first, boxes, queries, LANES)
+    zero = tl.full([], 0, tl.int64)
+    of_query, of_box = zero + problem.cost.s1, zero + problem.cost.s2
+    square = boxes == queries  # scipy gives boxes to queries then: queries enter, and a lane is a box
+    where = problem.cost.ptr + group * problem.cost.s0 + tl.where(square, first * of_box, zero)
+    where += q.to(tl.int64) * tl.where(square, of_box, of_query)
+    step, start = tl.where(square, of_query, of_box), tl.where(square, 0, first)
+    worst = replacement(where, step, inside, start, boxes, queries, LANES)
     endless = tl.full([LANES], float("inf"), tl.float64)
     u, v, box = tl.zeros([LANES], tl.float64), tl.zeros([LANES], tl.float64), tl.full([LANES], -1, tl.int32)
     for i in range(boxes):
@@ -92,23 +100,27 @@ def hungarian_kernel(problem, queries, targets, images, groups, LANES: tl.conste
             highest = tl.max(tl.where(inside, u, float("-inf")), 0)
             u, v = u - highest, v + highest
         distance, via, done = endless, tl.full([LANES], -1, tl.int32), q >= queries
+        place, listed = queries - 1 - q, queries  # of the queries in scipy's list, and its length
         low, u0 = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
         spare, spared = tl.where(i < queries, float("inf"), low), tl.full([], -1, tl.int32)  # the least cost to leave a box out; its query
         row, at = tl.full([], 0, tl.int32) + i, tl.full([], -1, tl.int32)
         while row >= 0:
-            c = load_costs(where, first + row, step, inside)
-            through = low + (tl.where(is_finite(c), c.to(tl.float64), worst) - u0 - v)
+            c = load_costs(where, start + row, step, inside)
+            through = low + tl.where(is_finite(c), c.to(tl.float64), worst) - u0 - v
             closer = (through < distance) & (done == 0)
             distance, via = tl.where(closer, through, distance), tl.where(closer, at, via)
             rest = tl.where(done, float("inf"), distance)
             low = tl.min(rest, 0)
-            # among equal ones a query without a box, which ends the search
-            at = tl.min(tl.where((rest == low) & (done == 0), q + tl.where(box < 0, 0, LANES), 2 * LANES), 0) % LANES
+            order = tl.where(box < 0, LANES - 1 - place, LANES + place)
+            chosen = tl.min(tl.where((rest == low) & (done == 0), order * LANES + q, 2 * LANES * LANES), 0)
+            at, order = chosen % LANES, chosen // LANES
             leave = spare <= low
             row = tl.where(leave, -1, pick(box, q == at))
             at, low = tl.where(leave, spared, at), tl.where(leave, spare, low)
             seen = (q == at) & (row >= 0)
             done = done | seen
+            listed -= 1
+            place = tl.where(place == listed, tl.where(order < LANES, LANES - 1 - order, order - LANES), place)
             u0 = pick(u, seen)
             left = tl.where((row >= 0) & (i >= queries), low - u0, float("inf"))
             spare, spared = tl.where(left < spare, left, spare), tl.where(left < spare, at, spared)
@@ -120,4 +132,5 @@ def hungarian_kernel(problem, queries, targets, images, groups, LANES: tl.conste
             box = tl.where(here, tl.where(before < 0, i, pick(box, own)), box)
             u = tl.where(here, tl.where(before < 0, low, pick(u, own)), u)
             at = before
-    tl.store(problem.out_ptr + program.to(tl.int64) * queries + q, tl.where(box < 0, -1, first + box).to(tl.int64), mask=inside)
+    query, found = tl.where(square, box, q), tl.where(square, first + q, tl.where(box < 0, -1, first + box))
+    tl.store(problem.out_ptr + program.to(tl.int64) * queries + query, found.to(tl.int64), mask=inside)

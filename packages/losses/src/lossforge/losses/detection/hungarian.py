@@ -19,9 +19,10 @@ __all__ = ["hungarian_assign", "hungarian_match"]
 def hungarian_assign(cost: Tensor, counts: Sequence[int] | Tensor) -> Tensor:
     """Assign boxes to queries of their image, each to one, at the least total cost (Kuhn 1955; Jonker and Volgenant 1987).
 
-    On an NVIDIA GPU one launch computes all images and groups, and the host neither waits nor copies; the total cost is that of
-    scipy.optimize.linear_sum_assignment. In float64, in plain torch and on other devices scipy computes it on the host, which waits for the
-    device. Where several assignments cost the same, the two may choose another one.
+    On an NVIDIA GPU one launch computes all images and groups, and the host neither waits nor copies. In float64, in plain torch and on
+    other devices scipy.optimize.linear_sum_assignment computes it on the host, which waits for the device. The total cost is the same. So
+    are the indices, also where several assignments cost the same, of an image with at least as many queries as boxes. With fewer queries
+    and equal costs the two may choose another assignment.
 
     An image with more boxes than queries leaves those boxes out that cost the most. A cost that is nan or infinite counts as larger than
     any other, so that a step with such predictions does not end the training.
