@@ -366,7 +366,7 @@ def record(few: bool = False) -> Recorder:
     state.INTERPRETED = True  # CPU tensors go through the kernels
     row_launch.chip = divergence_launch.chip = lambda device: (132, 232448)  # as on an H200: long rows stay on chip
     linear_launch.programs, linear_launch.WORK = lambda device: 132, 0  # so that the product computes the loss
-    noise_model._not_negative = lambda var, validate: None  # whose mask of 2³² variances takes 20 s
+    noise_model._not_negative = lambda var, validate, mask: None  # whose mask of 2³² variances takes 20 s
     for loss, dtype in in_dtypes(few):
         i = zlib.crc32(loss.name.encode())  # its own number, so that a new loss leaves the others their variants
         calls = [*samples(loss, "cpu", dtype), *offered(loss, large(loss, dtype))]

@@ -505,6 +505,7 @@ OTHERS: dict[str, dict[str, str]] = {
     "linear_draft_loss": {"input": FEATURES, "weight": "normal c d", "teacher": "normal n c", "bias?": "normal c"},
     "linear_selective_log_softmax": {"input": FEATURES, "weight": "normal c d", "index": "index c n", "bias?": "normal c"},
     "linear_entropy": {"input": FEATURES, "weight": "normal c d", "bias?": "normal c"},
+    "linear_mtp_loss": {"input": "normal k n d", "weight": "normal c d", "target": "index c k n", "bias?": "normal c"},
     "linear_objective": {"input": FEATURES, "weight": "normal c d", "index": "index c n", "bias?": "normal c"},
 }
 """Public losses that are not in the registry: their tensors, as kind and sizes; of an index first its number of classes."""

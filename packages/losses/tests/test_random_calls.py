@@ -73,7 +73,7 @@ def test_random_calls(part, all_cases, capsys):
 
 
 def test_every_public_loss_is_drawn():
-    assert set(OTHERS) == {name for name, each in DECLARED.items() if not each.name}
+    assert set(OTHERS) == {name for name, each in DECLARED.items() if not each.name} - {"linear_top_k"}  # it has no gradient
 
 
 COMPILED = (

@@ -246,6 +246,7 @@ OTHER_MODULES = {
     L.KoLeoLoss: [((X,), {})],
     L.VICRegLoss: [((X, X.flip(0)), {})],
     L.BarlowTwinsLoss: [((X, X.flip(0)), {})],
+    L.GramAnchoringLoss: [((X.view(2, 2, 4), X.flip(0).view(2, 2, 4)), {})],
 }
 
 
