@@ -407,3 +407,21 @@ def test_memory_and_no_wait_for_the_device(device):
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.max_memory_allocated() - before < 0.2e9
     assert found.foreground.sum() > 10_000
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_crowd():
+    """Blocks of many pictures at once, whose threads run far apart, and alignments so small that a second scaling would be seen."""
+    scores, _, anchors, labels, targets, mask = problem("cuda", seed=9, boxes=300)
+    anchors = anchors.repeat(100, 1) + 0.004 * torch.arange(100, device="cuda").repeat_interleave(80)[:, None]
+    draw = torch.Generator("cuda").manual_seed(9)
+    near = torch.cat([anchors - 6, anchors + 6], -1) + torch.randn(16, 8000, 4, generator=draw, device="cuda") * 3
+    several = [t.repeat(8, *[1] * (t.ndim - 1)) for t in (labels, targets, mask)]
+    given = scores.repeat(8, 100, 1), near, anchors, *several
+    with plain_torch():
+        expected = task_aligned_assign(*given, topk=10)
+    for _ in range(5):
+        found = task_aligned_assign(*given, topk=10)
+        assert torch.equal(found.box_index, expected.box_index)
+        torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-5)

@@ -409,6 +409,7 @@ def complete_kernel(given, chosen, assigned, boxes, anchors, classes, eps, BLOCK
     largest = tl.load(chosen.alignment_ptr + where, mask=has, other=0).to(tl.float32, bitcast=True)
     overlap = tl.load(chosen.overlap_ptr + where, mask=has, other=0).to(tl.float32, bitcast=True)
     quality = tl.where(has, alignment * overlap / (largest + eps), 0.0)
+    tl.debug_barrier()  # a block has more threads than anchors: several threads read an alignment, and one writes the quality over it
     tl.store(assigned.quality_ptr + out, quality, mask=inside)
     side = tl.arange(0, 4 if given.WIDTH == 4 else 8)[None, :]
     number = given.targets.ptr + batch * given.targets.s0 + index[:, None] * given.targets.s1 + side * given.targets.s2

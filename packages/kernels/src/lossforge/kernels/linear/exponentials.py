@@ -97,6 +97,7 @@ def linear_raise_kernel(given, input_ptr, listed_ptr, depth, count, across, clas
     top = maxima(given.parts_ptr, span, across)
     c = tl.load(given.shares_ptr + span.row, mask=span.inside, other=float("inf"))
     high = top > c + REACH
+    tl.debug_barrier()  # a block has more threads than rows: several threads read an offset, and one writes over it
     tl.store(given.shares_ptr + span.row, top, mask=high)
     number = high.to(tl.int32)
     some = tl.sum(number, 0)
