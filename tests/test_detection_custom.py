@@ -101,7 +101,7 @@ def test_a_detector_trains_under_them(tmp_path, make_trainer):
         (["loss=custom", f"loss.target={CLASS_LOSS}", "loss.hyper.magrin=1"], "Did you mean 'margin'?"),
         (["box_loss=custom", "box_loss.target=nowhere.py:loss"], "box_loss.target=nowhere.py:loss: no file nowhere.py"),
         (["loss=custom"], "loss.target: must be given"),
-        (["loss=ce"], "Choices: asymmetric, bce, custom, focal"),
+        (["loss=ce"], "task=detection takes asymmetric, bce, custom, focal"),
     ],
 )
 def test_other_kinds_are_refused(words, said, tmp_path):

@@ -153,6 +153,7 @@ DIRECT = {
     "lab/processes/rank_failures.py": "reads from /proc",
     "lab/comparison/page.py": "reads a file of the program",
     "lab/config/settings.py": "reads the program's settings",
+    "lab/config/help.py": "reads comments of the program's settings",
     "lab/base/files.py": "is the helper",
     "lab/data/images/files.py": "reads images, after refuse_pipe",
     "lab/data/images/pixels.py": "reads images, after refuse_pipe",

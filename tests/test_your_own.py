@@ -351,7 +351,10 @@ def test_no_folder_hides_a_function_of_the_library():
         (["trainer.callbacks=['my_model.py:perceptron']"], "has none of the methods on_before_update, .*on_update"),
         (["task=custom", "task.target=my_task.py:build"], "is a function; a lab.tasks.spec.TaskSpec is expected"),
         (["task=custom", "task.target=my_task.py:SPEC", "task.boundry=4"], "boundry.*not known.\nDid you mean 'boundary'"),
-        (["task=custom", "task.target=my_task.py:SPEC", "loss=mae"], "loss=mae with task=custom"),
+        (
+            ["task=custom", "task.target=my_task.py:SPEC", "loss=mae"],
+            "loss=mae: is a loss of .*, task=distillation and task=regression; task=custom takes ce",
+        ),
         (["--config-dir=my_conf", "model=smal"], "Did you mean 'small'"),
         (["--config-dir=missing"], "missing: no such folder"),
     ],

@@ -1,6 +1,6 @@
 """The tasks, models, losses and sources of data that there are, by the records of their folders, and which go together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import make_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -94,6 +94,12 @@ def usual_loss(composed: Any) -> str:
     return str(usual)
 
 
+def _tasks(names: Iterable[str]) -> str:
+    """Return "task=a, task=b and task=c"."""
+    *others, last = [f"task={name}" for name in names] or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def agree(config: schema.TrainConfig) -> None:
     """Raise UserError unless model, data and losses fit the task; fill in the data settings that are left to the model."""
     task, spec = config.task.name, spec_of(config.task)
@@ -103,13 +109,13 @@ def agree(config: schema.TrainConfig) -> None:
         names = [name for name, kind in DATA.items() if issubclass(kind, spec.data)]
         raise UserError(f"data={config.data.name}: task={task} takes {', '.join(names)}.")
     if (loss := config.loss.name) not in spec.losses:
-        others = " and ".join(f"task={name}" for name in tasks_with_loss(loss))
+        others = _tasks(tasks_with_loss(loss))
         raise UserError(f"loss={loss}: is a loss of {others or 'no task here'}; task={task} takes {', '.join(sorted(spec.losses))}.")
     if config.loss.fused_head:
         _check_fused_head(config)
     box_loss = config.box_loss.name
     if box_loss not in ("auto", *spec.boxes):
-        others = " and ".join(f"task={name}" for name in tasks_with_box_loss(box_loss))
+        others = _tasks(tasks_with_box_loss(box_loss))
         known = f"one of auto, {', '.join(spec.boxes)}" if spec.boxes else "box_loss=auto alone"
         raise UserError(f"box_loss={box_loss}: task={task} takes {known}; it is for {others}.")
     if isinstance(config.data, schema.PhotosConfig):

@@ -364,7 +364,7 @@ class ExportConfig:
         "pt2",
         "pt2",
         "onnx",
-        meaning="what the best model is exported as; onnx: for ONNX Runtime, beside .pt2; tracking.model=false: no .pt2",
+        meaning="form of the exported model; onnx: for ONNX Runtime, beside .pt2; tracking.model=false: no .pt2",
     )
     precision: str = choice("fp32", "fp32", "bf16", "fp16", meaning="weights and arithmetic of the exported model; images and output stay")
     any_size: bool = setting(False, "let the exported model take images of any height and width that are multiples of 32")

@@ -9,7 +9,7 @@ from lab.config.fields import choice, number, setting, some
 from lab.config.schema import AUTO, EXIF, WHERE_EXIF, LabelSetConfig, SplitConfig
 from lab.data.spec import DataSpec
 
-OF_SHORTEST = "pixels of the shorter edge; auto: {}, or the images' own if that enlarges them much; null: as in the file"
+OF_SHORTEST = "shorter edge in pixels; auto: {}, or the images' own if much smaller; null: as in the file"
 
 
 @dataclass
