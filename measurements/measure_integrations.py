@@ -232,24 +232,25 @@ def beside(case: str, contenders: Contenders, sizes: Sizes, device: torch.device
 def in_turns(prepared: dict[str, Prepared], sizes: Sizes, device: torch.device) -> dict[str, Row]:
     """Return each contender's median times and their ranges, and the most memory that its step would need alone.
 
-    Each takes its turn in every round, with CALLS calls without a wait; the host runs ahead as it does in training.
+    Each takes its turn in every round: a call that allocates again what was freed for the others, then CALLS calls without a wait, in which
+    the host runs ahead as it does in training.
     """
     taken: dict[str, dict[str, list[float]]] = {name: {what: [] for what in each.timed} for name, each in prepared.items()}
     peaks: dict[str, float | None] = {}
-    for turn in range(sizes.steps + 1):
+    for _ in range(sizes.steps):
         for name, each in prepared.items():
             for what, call in each.timed.items():
                 free_memory()
                 others = allocated_mib() - each.held_mib
                 with each.around():
+                    call()
                     synchronize(device)
                     began = time.perf_counter()
                     for _ in range(CALLS):
                         call()
                     synchronize(device)
                     spent = time.perf_counter() - began
-                if turn:
-                    taken[name][what].append(spent * 1e3 / CALLS)
+                taken[name][what].append(spent * 1e3 / CALLS)
                 peak = peak_mib()
                 if what == "step_ms":
                     peaks[name] = None if peak is None else max(peak - others, peaks.get(name) or 0.0)
