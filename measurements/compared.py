@@ -149,6 +149,7 @@ def of_integrations(path: Path) -> Cases:
         "trl": "TRL, {}",
         "trainer": "transformers, {}",
         "compiled": "transformers, {}, compiled whole",
+        "compiled_small": "transformers, {}, compiled whole",
         "detectors": "{}",
         "open_clip": "open_clip's loss, {}",
     }
@@ -319,7 +320,7 @@ FIRST_PAGE = (
     Shown("a step of Llama-3.2-1B, 8 × 1,024 tokens, bf16", "integrations", "trainer Llama-3.2-1B"),
     Shown("the same, compiled whole", "integrations", "compiled Llama-3.2-1B"),
     Shown("a step of Qwen3-0.6B, 8 × 1,024 tokens, bf16", "integrations", "trainer Qwen3-0.6B"),
-    Shown("the same, compiled whole", "integrations", "compiled Qwen3-0.6B"),
+    Shown("the same, compiled whole", "integrations", "compiled_small Qwen3-0.6B"),
     Shown("SFT of Qwen3-0.6B by TRL", "integrations", "trl SFT, Qwen3-0.6B"),
     Shown("a step of RetinaNet, ResNet-50, 16 images of 800×1344, bf16", "detection", "steps retinanet"),
     Shown("a step of YOLOv8n by ultralytics, 16 images of 640²", "integrations", "detectors yolov8n"),

@@ -1,12 +1,12 @@
 """Measure other libraries' training with their own losses and with ours: time, peak memory, waits for the device, and errors.
 
-The parts are trl, trainer, compiled, curves, detectors and open_clip. `trl` trains random language models with SFT, DPO and GRPO, as
-TRL does and with `trl.patch()`, by turns; GRPO generates once, before the steps that count. `trainer` takes training steps of such
-models with their own loss, with Liger's and after `transformers.fuse`, `compiled` the same of models compiled whole. `curves` has the
-loss of each of the first steps, by these three and several seeds. `detectors` has YOLO models of ultralytics and detectors of
-transformers, `open_clip` its loss from features. A contender whose loss, log-probabilities or gradients are wrong gets no time, and a
-library that is not installed is named. The weights of the models' last norm have random signs, without which a head tied to the
-embedding repeats the last token, and a size that gives logits a standard deviation of 4, as those of trained models.
+The parts are trl, trainer, compiled, compiled_small, curves, detectors and open_clip. `trl` trains random language models with SFT, DPO
+and GRPO, as TRL does and with `trl.patch()`, by turns; GRPO generates once, before the steps that count. `trainer` takes training steps
+of such models with their own loss, with Liger's and after `transformers.fuse`; `compiled` and `compiled_small` the same of one model
+each, compiled whole. `curves` has the loss of each of the first steps, by these three and several seeds. `detectors` has YOLO models of
+ultralytics and detectors of transformers, `open_clip` its loss from features. A contender whose loss, log-probabilities or gradients are
+wrong gets no time, and a library that is not installed is named. The weights of the models' last norm have random signs, without which a
+head tied to the embedding repeats the last token, and a size that gives logits a standard deviation of 4, as those of trained models.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from torch.utils import _pytree
 from lossforge.bench import measure as bench_measure
 from lossforge.bench.measure import synchronize
 
-PARTS = ("trl", "trainer", "compiled", "curves", "detectors", "open_clip")
+PARTS = ("trl", "trainer", "compiled", "compiled_small", "curves", "detectors", "open_clip")
 DEVIATION = 4.0
 CALLS = 3
 AGREE_LOGPS, AGREE, AGREE_GRADIENT = 0.25, 1e-2, 3e-2
@@ -55,12 +55,12 @@ TINY_RT |= {"num_attention_heads": 2, "encoder_attention_heads": 2, "decoder_att
 class Sizes(NamedTuple):
     """Sizes of all parts.
 
-    models: the kind and shape of each language model. trl, compiled, curves: which of them these parts train. rounds: how often TRL's
-    trainings and ours take turns. detectors: the configuration of each of transformers'.
+    models: the kind and shape of each language model. trl, curves: which of them these parts train. compiled: those of the parts compiled
+    and compiled_small. rounds: how often TRL's trainings and ours take turns. detectors: the configuration of each of transformers'.
     """
 
     models: dict[str, tuple[str, dict[str, Any]]]
-    compiled: tuple[str, ...]
+    compiled: tuple[str, str]
     trl: tuple[str, ...]
     rounds: int
     curves: str
@@ -107,7 +107,7 @@ FULL = Sizes(
 )
 SMALL = Sizes(
     models={"tiny Qwen3": ("Qwen3", TINY | {"num_key_value_heads": 2, "head_dim": 16})},
-    compiled=("tiny Qwen3",),
+    compiled=("tiny Qwen3", "tiny Qwen3"),
     trl=("tiny Qwen3",),
     rounds=1,
     curves="tiny Qwen3",
@@ -139,8 +139,9 @@ class WrongError(RuntimeError):
 
 def integrations(request: Request) -> int:
     sizes, device = SMALL if request.small else FULL, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    steps = (*(partial(compiled, name) for name in sizes.compiled),)
     parts = {
-        name: partial(part, sizes, device) for name, part in zip(PARTS, (trl, trainer, compiled, curves, detectors, open_clip), strict=True)
+        name: partial(part, sizes, device) for name, part in zip(PARTS, (trl, trainer, *steps, curves, detectors, open_clip), strict=True)
     }
     rows, failed = measure_parts(request, parts, {**request.source("triton"), **versions()})
     print(reported.integrations(request.out))
@@ -302,9 +303,9 @@ def trainer(sizes: Sizes, device: torch.device) -> Iterator[Row]:
     yield from trained(sizes.models, sizes, device, compiled=False)
 
 
-def compiled(sizes: Sizes, device: torch.device) -> Iterator[Row]:
-    """Yield the same of models compiled whole, each of them once a loss and once more for the exact loss."""
-    yield from trained(sizes.compiled, sizes, device, compiled=True)
+def compiled(name: str, sizes: Sizes, device: torch.device) -> Iterator[Row]:
+    """Yield the same of a model compiled whole, once a loss and once more for the exact loss. Each takes one to two minutes to compile."""
+    yield from trained([name], sizes, device, compiled=True)
 
 
 def trained(names: Iterable[str], sizes: Sizes, device: torch.device, *, compiled: bool) -> Iterator[Row]:

@@ -152,6 +152,7 @@ STACKS = {
     "trl": ("TRL", "logps_error", "error of log-probabilities, nats"),
     "trainer": ("A training step of transformers", "value_error", "error of the loss"),
     "compiled": ("A training step of transformers, compiled whole", "value_error", "error of the loss"),
+    "compiled_small": ("A training step of a smaller model, compiled whole", "value_error", "error of the loss"),
     "detectors": ("Detectors", "value_error", "difference from theirs"),
     "open_clip": ("open_clip, forward and backward", "value_error", "error of the loss"),
 }
@@ -160,7 +161,7 @@ STACKS = {
 
 TESTED_BY = {
     "trl": {"trl": "trl", "transformers": "transformers"},
-    **{key: {"transformers": "transformers", "liger_kernel": "liger"} for key in ("trainer", "compiled", "curves")},
+    **{key: {"transformers": "transformers", "liger_kernel": "liger"} for key in ("trainer", "compiled", "compiled_small", "curves")},
     "detectors": {"transformers": "transformers_detection", "ultralytics": "ultralytics"},
     "open_clip": {"open_clip_torch": "open_clip"},
 }

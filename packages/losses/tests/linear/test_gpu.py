@@ -107,8 +107,11 @@ def test_the_same_bits_run_after_run(name):
 
 
 @pytest.mark.parametrize("name", ["exponentials", "exponentials, backward", "tokens"])
-def test_compiled(name):
-    """The same bits as an eager call."""
+def test_compiled(name, monkeypatch):
+    """The same bits as an eager call. What the test makes of the results is not compiled, because compiled code sums in another order."""
     torch._dynamo.reset()
     leaves, call = CALLS[name]()
-    assert same(step(leaves, torch.compile(call, fullgraph=True)), step(leaves, call))
+    expected = step(leaves, call)
+    for function in (linear_cross_entropy, linear_selective_log_softmax):
+        monkeypatch.setitem(globals(), function.__name__, torch.compile(function, fullgraph=True))
+    assert same(step(leaves, call), expected)
