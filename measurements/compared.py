@@ -208,7 +208,7 @@ def of_criterion(path: Path) -> Cases:
 
 REPORTS = (
     *("bench-h200", "scaling-h200", "new-losses-h100", "metric-learning-h200", "self-distillation-h200", "detectors-and-masks-h200"),
-    *("linear", "objectives-h200", "first-page-h200"),
+    *("linear", "objectives-h200", "drafts-h200", "first-page-h200"),
 )
 READERS: dict[str, Callable[[Path], Cases]] = {
     **dict.fromkeys(REPORTS, of_report),
@@ -430,7 +430,5 @@ def first_page_picture(ratios: Ratios, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None, "Description": first_page_digest(ratios)}, facecolor="white")
 
 
-SECTIONS: dict[str, tuple[Any, ...]] = {
-    "first page": (first_page, *(RESULTS / f"{name}.json" for name in READERS)),
-    "ahead of us": (ahead_of_us, *(RESULTS / f"{name}.json" for name in READERS)),
-}
+FILES = [path for name in READERS if (path := RESULTS / f"{name}.json").exists()]
+SECTIONS: dict[str, tuple[Any, ...]] = {"first page": (first_page, *FILES), "ahead of us": (ahead_of_us, *FILES)}

@@ -30,6 +30,7 @@ MEASUREMENTS = {
     "losses": Measurement("measure_losses", "bench-h200.json", ("--losses",)),
     "linear": Measurement("measure_losses", "linear.json", ("--losses",)),
     "objectives": Measurement("measure_losses", "objectives-h200.json"),
+    "drafts": Measurement("measure_losses", "drafts-h200.json", ("--losses",)),
     "first_page": Measurement("measure_losses", "first-page-h200.json"),
     "precision": Measurement("measure_precision", "precision-h200.json", ("--small",)),
     "language_model": Measurement("measure_language_model", "language-model.json", ("--small",), gpus=0),

@@ -3,6 +3,8 @@
 `losses`: all cases but the scaling and the fused ones. Each GPU of the machine measures a share of them; then the first GPU alone measures
 the small ones, whose time is the host's. `linear`: losses fused with their linear layer, on one GPU. `objectives`: cross entropy by how
 its logits are kept, and objectives of language models, each beside its peers and its products alone, on one GPU in some minutes.
+`drafts`: losses of draft models, top-K distillation and multi-token prediction from hidden states, beside torch.compile and the
+products alone, on one GPU in four minutes.
 `first_page`: the cases of the README's table that are the bench's, in one run on one GPU.
 
 First many processes compile what the contenders compile. Then one process a GPU measures case after case and saves its file after each.
@@ -34,9 +36,13 @@ from lossforge.bench.report import linear as fused_tables
 from lossforge.bench.run import measure_case, new_report
 
 LARGE, SMALL = ("table", "losses", "variants"), ("small",)
-LAYERS, OBJECTIVES = ("linear", "features"), ("exact", "objectives")
-MILLISECONDS, FUSED_MILLISECONDS = 30.0, {"linear": 400.0, "features": 400.0, "exact": 200.0, "objectives": 200.0}
+LAYERS, OBJECTIVES, DRAFTS = ("linear", "features"), ("exact", "objectives"), ("drafts",)
+MILLISECONDS, FUSED_MILLISECONDS = 30.0, {"linear": 400.0, "features": 400.0, "exact": 200.0, "objectives": 200.0, "drafts": 200.0}
 COMPILE_SECONDS, FUSED_COMPILE_SECONDS, STALLED_SECONDS = 900.0, 75.0, 300.0
+AT_ONCE = {"drafts": 5}
+"""How many processes compile the cases of a suite: as many as one GPU has memory for. By default one a core."""
+NAMES = {"drafts": ("lossforge", "products", "torch.compile")}
+"""The contenders of a suite. By default all."""
 BROKEN = 3
 """Exit status of a process for which a contender left the GPU unusable."""
 
@@ -84,6 +90,10 @@ def objectives(request: Request) -> int:
     return measure_fused(request, OBJECTIVES)
 
 
+def drafts(request: Request) -> int:
+    return measure_fused(request, DRAFTS)
+
+
 def first_page(request: Request) -> int:
     keys = tuple([shown.key for shown in FIRST_PAGE if shown.file == request.out.stem])
     compile_all(LAYERS + LARGE + SMALL, FUSED_COMPILE_SECONDS, keys=keys)
@@ -116,8 +126,8 @@ def start(work: Any, *arguments: Any) -> BaseProcess:
 
 def compile_all(suites: tuple[str, ...], seconds: float, losses: tuple[str, ...] = (), keys: tuple[str, ...] = ()) -> None:
     """Compile in many processes, and end those that take longer."""
-    count, began = max(1, (os.cpu_count() or 2) - 2), time.monotonic()
-    given = chosen(suites, losses, keys)
+    cores, began = max(1, (os.cpu_count() or 2) - 2), time.monotonic()
+    given, count = chosen(suites, losses, keys), min([cores, *(AT_ONCE.get(suite, cores) for suite in suites)])
     for process in [start(compile_part, given, number, count, number % torch.cuda.device_count()) for number in range(count)]:
         process.join(max(1.0, began + seconds - time.monotonic()))
         process.kill()
@@ -125,11 +135,17 @@ def compile_all(suites: tuple[str, ...], seconds: float, losses: tuple[str, ...]
     print(f"{time.monotonic() - began:6.1f} s  compiled", flush=True)
 
 
+def names_of(case: Case) -> Sequence[str]:
+    """Return the contenders that are measured on a case."""
+    return NAMES.get(case.suite, list(CONTENDERS))
+
+
 def compile_part(cases: Sequence[Case], number: int, of: int, gpu: int) -> None:
     """Call contenders once, forward and backward. The measurement reports what fails."""
     torch.cuda.set_device(gpu)
     device = torch.device("cuda", gpu)
-    for case, name in [(case, name) for name in reversed(CONTENDERS) for case in cases][number::of]:
+    work = [(case, name) for name in reversed(CONTENDERS) for case in cases if name in names_of(case)]
+    for case, name in work[number::of]:
         try:
             call_once(case, name, device)
         except Exception as problem:
@@ -203,7 +219,7 @@ def measure(share: Share, left_out: list[str], where: str) -> None:
     for case in share.cases()[first:]:
         how = Measurement(FUSED_MILLISECONDS.get(case.suite, MILLISECONDS))
         try:
-            report.rows += measure_case(case, list(CONTENDERS), device, report, how, begin, left_out)
+            report.rows += measure_case(case, names_of(case), device, report, how, begin, left_out)
         except Exception as error:  # of the inputs or the reference
             row = Row.of(case, "lossforge")
             row.fail(error)

@@ -4,7 +4,7 @@ import itertools
 import json
 import statistics
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -303,6 +303,12 @@ def objectives(file: Path) -> str:
     report = load(file)
     suites = [suite for suite in ("exact", "objectives") if report.by_case(suite)]
     return "\n\n".join([f"{tables.provenance(report)}.", *(linear.listed(report, suite) for suite in suites)])
+
+
+def drafts(file: Path, losses: Sequence[str] = ()) -> str:
+    """Return what losses of draft models, of a teacher's likeliest classes and of several depths take, beside torch.compile."""
+    report = load(file)
+    return f"{tables.provenance(report)}.\n\n{linear.beside_compile(report, 'drafts', losses)}"
 
 
 def metric_learning(file: Path) -> str:
@@ -624,6 +630,9 @@ def _over_seeds(found: dict[str, Any], base_of: Callable[[str], str]) -> str:
     return f"{source(found, 'torchvision')}.\n\n{table(header, cells, rows)}"
 
 
+DRAFTS = RESULTS / "drafts-h200.json"
+DRAFTS_OF = {"draft models": ("draft", "draft_tv", "draft_kl", "js"), "depths": ("mtp",)}
+"""Of tables of their own: the losses of the suite `drafts` that each has."""
 DETECTION, SEVERAL_GPUS = RESULTS / "detection.json", [RESULTS / f"several-gpus-{gpu}.json" for gpu in ("h100", "h200")]
 SECTIONS: dict[str, tuple[Any, ...]] = {
     **OF_CASES,
@@ -650,6 +659,8 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "masks": (problems, RESULTS / "masks-h200.json"),
     "kernels": (kernels, RESULTS / "kernels-earned-h200.json"),
     "objectives": (objectives, RESULTS / "objectives-h200.json"),
+    "drafts": (drafts, DRAFTS),
+    **{name: (partial(drafts, losses=losses), DRAFTS) for name, losses in DRAFTS_OF.items()},
     "deviations": (deviations, RESULTS / "deviations-h100.json"),
     "spread vocabulary": (spread_vocabulary, *(RESULTS / f"spread-vocabulary-{gpus}.json" for gpus in ("h200", "h100-x4"))),
     "spread contrastive": (spread_contrastive, RESULTS / "spread-contrastive-h100.json"),

@@ -79,7 +79,11 @@ def arguments(function: Callable[..., Any], definition: Callable[..., Any]) -> s
 def measured(loss: str, report: Report) -> str:
     """Return time and memory beside torch, torch.compile and the best other library."""
     labels = dict.fromkeys(row.label for row in report.rows if row.loss == loss and row.suite in ("table", "losses", "variants"))
-    return tables.short([report], list(labels)) if labels else ""
+    if not labels:
+        return ""
+    reports = [report, *map(load, filter(Path.exists, [reported.DRAFTS]))]  # the latter's are fused with a layer
+    labels |= dict.fromkeys(row.label for each in reports[1:] for row in each.rows if row.loss == loss)
+    return tables.short(reports, list(labels))
 
 
 def template_of(declared: Declared) -> str:

@@ -18,7 +18,7 @@ from lossforge.bench.report.targets import verdicts
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 HERE = [name for name in CONTENDERS if name != "liger-sm90" and (GPU or name != "torch.compile")]  # the former takes no small sizes
-LINEAR = [case for case in CASES if case.suite in ("linear", "objectives")]
+LINEAR = [case for case in CASES if case.suite in ("linear", "objectives", "drafts")]
 LINEAR += [case for case in CASES if case.suite == "exact"][:1]
 PEERS = ("torch-linear", "liger", "liger-sm90", "cut-cross-entropy", "cut-cross-entropy-exact", "quack", "quack-plain", "trl", "verl")
 REFUSING = {name: why for name in PEERS if (why := contenders.refusal(name, DEVICE))}
@@ -151,13 +151,13 @@ def test_every_target_is_judged(tmp_path):
     missed = [v for v in judged(report) if not v.met]
     # without a gradient 64 MiB are wanted; half of the tokens ignored takes as long as none
     assert sorted(v.target.figure for v in missed) == ["ms", "peak_mib", "peak_mib", "peak_mib"]
-    assert len(judged(report)) == 4 * 6 + 3 * 4 + 2 + 1 + 2 + 3 + 8 * 3 + 5
+    assert len(judged(report)) == 4 * 6 + 3 * 4 + 2 + 1 + 2 + 3 + 8 * 3 + 5 + 4 * 2 + 3
     slow = {
         (v.row.label, v.target.contender, v.target.figure)
         for v in judged(measured(ms=40.0, peak_mib=9e3, gradient_error=3e-3))
         if not v.met
     }
-    assert len(slow) == 4 * 2 + 3 * 4 + 2 + 2 + 3 + 6 + 4  # two of large logits, and DPO, have the name of another case
+    assert len(slow) == 4 * 2 + 3 * 4 + 2 + 2 + 3 + 6 + 4 + 4 * 2 + 3  # two of large logits, and DPO, have the name of another case
 
 
 def test_quack_is_judged_by_its_better_form():
@@ -173,7 +173,7 @@ def test_tables_name_who_failed():
     report.rows.append(row(LINEAR[0], "liger", None, status="failed: RuntimeError: no such luck"))
     text = linear.fused(report)
     assert "- liger, failed: RuntimeError: no such luck (cross entropy 8192×4096×128256 bf16)" in text
-    assert text.count("**1.0**") == 22 + 8 * 2 + 1  # cases, two more ways of eight, and skip_ignored
+    assert text.count("**1.0**") == 21 + 8 * 2 + 1  # cases, two more ways of eight, and skip_ignored
     assert "1.05 × the one product | 1.00 | met |" in linear.targets(report)
 
 

@@ -252,6 +252,23 @@ def test_an_objective_takes_its_products_and_itself():
     assert (verdict.wanted, verdict.met) == (pytest.approx(19.054), True)
 
 
+def test_a_draft_s_loss_stands_beside_torch_compile_and_the_products_whoever_is_faster():
+    case = replace(row(case=("draft", "", (8192, 4096, 151936), "bf16")), suite="drafts", use="qwen3-8b")
+    costs = {"lossforge": (66.0, 5500.0), "torch.compile": (64.5, 9500.0), "products": (60.0, 5400.0)}
+    rows = [replace(case, contender=n, ms=ms, peak_mib=mib, value_error=1e-6, weight_error=4e-3) for n, (ms, mib) in costs.items()]
+    made = report(*rows)
+    text = linear.beside_compile(made, "drafts")
+    start = "| draft model, Qwen3 8B | 8192×4096×151936 | 66.0, 5,500 | 64.5, 9,500 | 60.0 | 1.10 | 1.0e-06,"
+    assert start in text
+    assert (
+        linear.beside_compile(made, "drafts", ("mtp",)).count("|") == linear.beside_compile(made, "drafts", ("draft",)).count("|") / 3 * 2
+    )
+    assert [verdict.met for verdict in verdicts(made, fused=True)] == [False, False, False]  # 2,211 MiB are the limit
+    wrong = report(rows[0], replace(rows[1], status="wrong: the value is off by 2e-1", ms=None), rows[2])
+    assert "| 66.0, 5,500 | – | 60.0 | 1.10 |" in linear.beside_compile(wrong, "drafts")
+    assert "- torch.compile, wrong: the value is off by 2e-1 (draft model 8192×4096×151936 bf16)" in linear.beside_compile(wrong, "drafts")
+
+
 def test_a_contender_without_a_figure_is_named_with_its_message_and_cases():
     refused = "failed: NotImplementedError: V must be a multiple of 256"
     first, second = (("ce", "", (rows, 151936), "bf16") for rows in (8192, 4096))

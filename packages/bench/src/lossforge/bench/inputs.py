@@ -84,7 +84,7 @@ def make_linear_inputs(case: Case, device: torch.device, seed: int = 0) -> Linea
     if case.inputs == "large logits":
         x *= 32
     others = _LINEAR_MAKERS[case.inputs](draw, x, head)
-    wanted = case.inputs != "tokens without gradient"
+    wanted = not case.inputs.endswith("without gradient")
     return LinearInputs(x.requires_grad_(wanted), others, head.requires_grad_(wanted))
 
 
@@ -377,6 +377,22 @@ def _linear_teacher(d: Draw, x: Tensor, head: Tensor) -> Others:
     return dict(zip(("teacher_input", "teacher_head"), d.layer(x.shape[-1]), strict=True))
 
 
+def _near_linear_teacher(d: Draw, x: Tensor, head: Tensor) -> Others:
+    """Double the layer's logits, and return a teacher near it, as that of a trained draft model is."""
+    of_input, of_head = d.layer(x.shape[-1])
+    head.mul_(2)
+    return {"teacher_input": 0.7 * x + 0.7 * of_input, "teacher_head": 0.8 * head + 1.2 * of_head}
+
+
+@torch.no_grad()
+def _top_of_teacher(d: Draw, x: Tensor, head: Tensor, step: int = 1024) -> Others:
+    """Return log-probabilities and indices of the likeliest classes of a teacher near the layer."""
+    teacher = _near_linear_teacher(d, x, head)
+    count = min(TOP, max(1, d.classes // 4))
+    parts = [F.linear(rows, teacher["teacher_head"]).float().log_softmax(-1).topk(count) for rows in teacher["teacher_input"].split(step)]
+    return {"values": torch.cat([part.values for part in parts]), "indices": torch.cat([part.indices for part in parts])}
+
+
 def _views(d: Draw, x: Tensor, head: Tensor) -> Others:
     """Return, for the views of the first matrix and then of the second, which rows they are and which show the same sample."""
     own = d.arange(2 * len(x))
@@ -397,7 +413,10 @@ _LINEAR_MAKERS: dict[str, Callable[[Draw, Tensor, Tensor], Others]] = {
     "pairs": lambda d, x, head: {"target": d.tokens(), "reference": -d.uniform(len(x) // 2).repeat(2)},
     "rollouts": _rollouts,
     "dense": lambda d, x, head: {"target": d.uniform(*d.shape, d.classes).to(d.dtype)},
+    "nothing without gradient": lambda d, x, head: {},
     "linear teacher": _linear_teacher,
+    "near linear teacher": _near_linear_teacher,
+    "top classes of a teacher": _top_of_teacher,
     "labelled linear teacher": lambda d, x, head: _linear_teacher(d, x, head) | _of_tokens(d, x, head),
     "teacher": lambda d, x, head: {"teacher": d.normal(*d.shape, d.classes, dtype=d.dtype)},
     "features": _pairs_of_rows,

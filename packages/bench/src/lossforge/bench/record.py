@@ -25,7 +25,7 @@ else:
 
 FP32, BF16 = "fp32", "bf16"
 DTYPES = (FP32, BF16)
-FUSED = ("linear", "features", "exact", "objectives")
+FUSED = ("linear", "features", "exact", "objectives", "drafts")
 """Suites of losses fused with the product that computes their logits: shapes are (…, hidden, classes), or queries, features, keys."""
 SUITES = ("table", "losses", "variants", "small", "scaling", *FUSED)
 GROUPED = {"clean and augmented": 3, "near rows": 2, "two halves": 2}
@@ -35,7 +35,7 @@ LEAST = dict.fromkeys(FEW, 2) | {"clean and augmented": 3, "near rows": 4, "two 
 """The fewest samples that some inputs can be made for."""
 Options = dict[str, Any]
 PER_CLASS = ("weight", "log_prior", "class_counts", "center")
-OF_ROWS = ("target", "teacher", "teacher_input", "own")
+OF_ROWS = ("target", "teacher", "teacher_input", "own", "values", "indices")
 """Tensors of a fused loss with an entry for each row."""
 UNDIVIDED = ("teacher_head", "labels", "guide")
 Others = dict[str, "Tensor"]
@@ -237,6 +237,7 @@ class Fused:
         both: it is the mean of this and of the same loss of the transposed logits, of the targets' columns.
         joined: the logits are the products of all rows of input and weight with all of them.
         together: how many sequences' rows no chunk parts.
+        apart: the plain form computes the logits of each entry of the first dimension alone, such as of each depth.
         backward: only backward can compute the gradient, because each token's result has its own upstream gradient.
         peers: what other libraries compute, from the inputs, by contender.
     """
@@ -247,11 +248,15 @@ class Fused:
     both: bool = False
     joined: bool = False
     together: int = 0
+    apart: bool = False
     backward: bool = False
     peers: Mapping[str, Callable[[LinearInputs], Tensor]] = field(default_factory=dict)
 
     def plain(self, input: Tensor, head: Tensor, others: Others) -> Tensor:
         """Compute the loss with torch from all logits."""
+        if self.apart:
+            parts = zip(input, others["target"], strict=True)
+            return self.total(torch.cat([self.rows(F.linear(x, head), {"target": target}) for x, target in parts]), others)
         if self.joined:
             input = head = torch.cat([input, head])
         logits = F.linear(input, head).flatten(0, -2)

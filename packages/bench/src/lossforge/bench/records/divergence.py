@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from lossforge.bench.record import (
     ELEMENTS,
@@ -28,11 +28,20 @@ from lossforge.bench.record import (
     whole,
     wide,
 )
-from lossforge.bench.records.classes import HEAD, HEADS, MAPS, SEGMENTATION, TOKENS, VOCABULARY
+from lossforge.bench.records.classes import FOUR, HEAD, HEADS, MAPS, SEGMENTATION, THREE, TOKENS, VOCABULARY, WEIGHT
 
 DIVERGENCE = "divergence"
 DISTILLED = (8192, 4096, 151936)
+DRAFTS = layers("drafts", "qwen3-8b", DISTILLED, "near linear teacher")
+TOP = layers("drafts", "qwen3-8b", DISTILLED, "top classes of a teacher")
 HARD = layers("objectives", "llama3-1b", (8192, 2048, 128256), "labelled linear teacher")
+COMPILED: dict[str, Any] = {"of": "torch.compile", "said": "torch.compile", "optional": True}
+OF_DRAFTS = (
+    Target("drafts", "ms", 1.06, "products", FOUR),
+    Target("drafts", "ms", 1.0, **COMPILED),
+    Target("drafts", "peak_mib", 1024.0, said=WEIGHT.format(1), plus="weight"),
+)
+OF_TOP = Target("drafts", "ms", 1.06, "products", THREE), Target("drafts", "ms", 1.0, **COMPILED)
 
 
 def log_probabilities(x: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -132,8 +141,15 @@ def kl(x: Tensor, target: Tensor, *, temperature: float, reduction: str, reverse
     "js",
     "Jensen-Shannon",
     summed(VOCABULARY, TOKENS, "teacher", {"beta": 0.5, "reduction": "batchmean"}, {"beta": 0.3}),
+    DRAFTS,
     template=DIVERGENCE,
     peers={"liger": _liger},
+    targets=OF_DRAFTS,
+    fused=Fused(
+        rows=lambda x, others: _js_of(*_of_layers(x, others)),
+        total=mean_of_rows,
+        ours=lambda inputs, **how: losses.linear_js_div(inputs.x, inputs.head, teacher_of(inputs.others), **how),
+    ),
 )
 def js(x: Tensor, target: Tensor, *, beta: float, reduction: str, temperature: float = 1.0) -> Tensor:
     """Compute arXiv 2306.13649, as TRL's GKD does."""
@@ -155,29 +171,49 @@ def total_variation(x: Tensor, target: Tensor, *, reduction: str, temperature: f
     return (p - q).abs().sum() / 2 / (len(x) if reduction == "batchmean" else 1)
 
 
+def _acceptance_of(log_p: Tensor, log_q: Tensor) -> Tensor:
+    return torch.minimum(log_p.exp(), log_q.exp()).sum(-1)
+
+
 def _blend_of(log_p: Tensor, log_q: Tensor, kl_scale: float = 1.0, eta: float = 3.0) -> Tensor:
     """Return arXiv 2602.23881's blend of KL and total variation a row, as speculators' lk_hybrid_loss has it."""
-    acceptance = torch.minimum(log_p.exp(), log_q.exp()).sum(-1)
+    acceptance = _acceptance_of(log_p, log_q)
     share = kl_scale * torch.exp(-eta * acceptance.detach())
     return share * _kl_of(log_p, log_q) + (1 - share) * (1 - acceptance)
+
+
+def _of_draft(kind: Literal["lk", "tv", "kl"], divergence: Callable[[Tensor, Tensor], Tensor]) -> Fused:
+    """Return a loss of draft models, of which ours also returns the acceptance of each token."""
+
+    def ours(inputs: Any, **how: Any) -> Tensor:
+        teacher = teacher_of(inputs.others)
+        found: Tensor = losses.linear_draft_loss(inputs.x, inputs.head, teacher, kind=kind, outputs=("acceptance",), **how).loss
+        return found
+
+    return Fused(lambda x, others: divergence(*_of_layers(x, others)), mean_of_rows, ours)
 
 
 @loss(
     "draft",
     "draft model",
     summed(VOCABULARY, TOKENS, "distinct teacher", {"eta": 3.0, "kl_scale": 1.0, "reduction": "batchmean"}, {"eta": 1.0}),
-    layers("linear", "qwen3-8b", DISTILLED, "linear teacher", "a teacher's layer"),
+    DRAFTS,
     template=DIVERGENCE,
-    fused=Fused(
-        rows=lambda x, others: _blend_of(*_of_layers(x, others)),
-        total=mean_of_rows,
-        ours=lambda inputs, **how: losses.linear_draft_loss(inputs.x, inputs.head, teacher_of(inputs.others), **how),
-    ),
+    targets=OF_DRAFTS,
+    fused=_of_draft("lk", _blend_of),
 )
 def draft(x: Tensor, target: Tensor, *, eta: float, kl_scale: float, reduction: str) -> Tensor:
     return _blend_of(*log_probabilities(x, target, 1.0), kl_scale, eta).sum() / (len(x) if reduction == "batchmean" else 1)
 
 
+enter(
+    "draft_tv",
+    "draft model, total variation",
+    DRAFTS,
+    targets=OF_DRAFTS,
+    fused=_of_draft("tv", lambda log_p, log_q: 1 - _acceptance_of(log_p, log_q)),
+)
+enter("draft_kl", "draft model, KL", DRAFTS, targets=OF_DRAFTS, fused=_of_draft("kl", _kl_of))
 enter(
     "total_variation_probability",
     "total variation of probabilities",
@@ -187,11 +223,33 @@ enter(
 )
 
 
+def _of_top_classes(reverse: float = 0.0, tail: bool = False) -> Fused:
+    """Return a divergence from a teacher of which the likeliest classes of each row are known."""
+
+    def rows(x: Tensor, others: Others) -> Tensor:
+        log_q = others["values"]
+        log_p = wide(x).log_softmax(-1).gather(-1, others["indices"])
+        if tail:
+            least = 2.0**-24
+            log_p, log_q = (torch.cat([t, (1 - t.exp().sum(-1, True)).clamp(min=least).log()], -1) for t in (log_p, log_q))
+        return (1 - reverse) * (log_q.exp() * (log_q - log_p)).sum(-1) + reverse * (log_p.exp() * (log_p - log_q)).sum(-1)
+
+    def ours(inputs: Any, **how: Any) -> Tensor:
+        teacher = losses.TopKTeacher(inputs.others["values"], inputs.others["indices"])
+        found: Tensor = losses.linear_kl_div(inputs.x, inputs.head, teacher, reverse=reverse, tail=tail, **how)
+        return found
+
+    return Fused(rows, mean_of_rows, ours)
+
+
 @loss(
     "topk_kl",
     "KL of 64 classes",
     summed(VOCABULARY, TOKENS, "top classes", {"temperature": 2.0, "reduction": "batchmean"}, {"temperature": 3.0}),
+    TOP,
     template="row-wise",
+    targets=OF_TOP,
+    fused=_of_top_classes(),
 )
 def topk_kl(x: Tensor, target: Tensor, *, indices: Tensor, temperature: float, reduction: str) -> Tensor:
     """Compute KL over the classes `indices`, which the teacher kept. target: their log-probabilities."""
@@ -266,5 +324,6 @@ def dist(x: Tensor, target: Tensor, *, beta: float, gamma: float, temperature: f
     return temperature**2 * (beta * (1 - correlation(p, q)) + gamma * (1 - correlation(p.T, q.T)))
 
 
+enter("topk_mixed", "KL of 64 classes and a tail, both directions", TOP, targets=OF_TOP, fused=_of_top_classes(0.5, True))
 enter("hard_kl", "KL divergence with a hard part", HARD, fused=_with_hard_part("linear_kl_div", _kl_of))
 enter("hard_js", "Jensen-Shannon with a hard part", HARD, fused=_with_hard_part("linear_js_div", _js_of))

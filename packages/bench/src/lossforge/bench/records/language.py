@@ -5,12 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Literal
 
-from lossforge.bench.record import F, Fused, Others, Target, Tensor, enter, layers, losses, wide
+from lossforge.bench.record import F, Fused, Others, Target, Tensor, enter, layers, losses, torch, wide
 from lossforge.bench.records.classes import THREE
+from lossforge.bench.records.divergence import COMPILED, DISTILLED, OF_TOP
 
 BETA, KL_WEIGHT, EPSILON = 0.1, 0.04, 0.2
 """DPO's β; GRPO's weight of the divergence from the reference, and its clipping of the ratio."""
-SEVERAL = (8, 1024, 2048, 128256)
+SEVERAL, MTP = (8, 1024, 2048, 128256), (3, 8192, 4096, 151936)
+TOP = 64
 ITSELF = Target("objectives", "ms", 1.02, "products", f"{THREE} + the objective alone", plus="objective", optional=True)
 
 
@@ -65,6 +67,24 @@ def gspo(logps: Tensor, others: Others) -> Tensor:
     return -(ratio * advantage).minimum(ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantage).mean()
 
 
+def depth_weights(others: Others) -> list[float]:
+    """Return DeepSeek-V3's weights: 1 of the main model, and λ / D of each of D further depths."""
+    depths = len(others["target"]) - 1
+    return [1.0, *(0.3 / depths for _ in range(depths))]
+
+
+def mtp(logps: Tensor, others: Others) -> Tensor:
+    of_depths = -logps.view(others["target"].shape).mean(-1)
+    return torch.stack([weight * each for weight, each in zip(depth_weights(others), of_depths, strict=True)]).sum()
+
+
+def _mtp_of_ours(inputs: Any, **how: Any) -> Tensor:
+    found: Tensor = losses.linear_mtp_loss(
+        inputs.x, inputs.head, inputs.others["target"], depth_weights=depth_weights(inputs.others), outputs=("losses",), **how
+    ).loss
+    return found
+
+
 def _dpo_of_liger(inputs: Any) -> Tensor:
     loss = import_module("liger_kernel.chunked_loss").LigerFusedLinearDPOLoss(beta=BETA, use_ref_model=False)
     return loss(inputs.head, inputs.x, inputs.others["target"])[0]
@@ -101,5 +121,23 @@ enter(
     of_suites("rollouts", "objectives"),
     targets=(ITSELF,),
     fused=of_tokens(grpo_on_policy, "tokens"),
+)
+enter(
+    "mtp",
+    "multi-token prediction",
+    layers("drafts", "qwen3-8b", MTP, "classes"),
+    targets=OF_TOP,
+    fused=Fused(logps, mtp, _mtp_of_ours, apart=True),
+)
+enter(
+    "top_k",
+    "the 64 likeliest classes, forward only",
+    layers("drafts", "qwen3-8b", DISTILLED, "nothing without gradient"),
+    targets=(Target("drafts", "ms", 1.0, **COMPILED),),
+    fused=Fused(
+        rows=lambda x, others: wide(x).log_softmax(-1).topk(min(TOP, x.shape[-1])).values,
+        total=lambda rows, others: rows,
+        ours=lambda inputs, **how: losses.linear_top_k(inputs.x, inputs.head, min(TOP, len(inputs.head)), **how).values,
+    ),
 )
 enter("gspo", "GSPO", of_suites("rollouts", "objectives"), targets=(ITSELF,), fused=of_tokens(gspo, "sequences", together=1))

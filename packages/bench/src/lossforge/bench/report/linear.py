@@ -62,6 +62,29 @@ def listed(report: Report, suite: str) -> str:
     return "\n\n".join([markdown(header, rows), *without_figure(report, suite)])
 
 
+WHOSE = ("errors: value, input's, weight's gradient", "torch.compile's")
+
+
+def beside_compile(report: Report, suite: str, losses: Sequence[str] = ()) -> str:
+    """Format one line for each case of a suite, or of these losses: ours beside torch.compile of the plain form and the products alone."""
+    cases = [by for by in report.by_case(suite).values() if not losses or by["lossforge"].loss in losses]
+    header = ("loss", "tokens × hidden × classes", "ours: ms, MiB", "torch.compile", "products alone, ms", "ours / products", *WHOSE)
+    rows = []
+    for by in cases:
+        ours, compiled, products = (by.get(name) for name in ("lossforge", "torch.compile", "products"))
+        of_products, own = figure(products, "ms"), figure(ours, "ms")
+        share = f"{own / of_products:.2f}" if own and of_products else "–"
+        rows.append([*_what(by), *map(_costs, (ours, compiled)), _ms(products), share, *map(_errors_of, (ours, compiled))])
+    return "\n\n".join([markdown(header, rows), *without_figure(report, suite)])
+
+
+def _errors_of(row: Row | None) -> str:
+    """Format the errors of a contender, or why it has none."""
+    if row is None:
+        return "–"
+    return _errors(row) if row.status == "ok" else row.status.partition(":")[0]
+
+
 def _beside_few(cases: Iterable[By]) -> list[str]:
     """Format the cases that peers of few losses know: milliseconds and MiB of ours and theirs."""
     known = [by for by in cases if any(figure(by.get(name), "ms") is not None for name in FEW)]

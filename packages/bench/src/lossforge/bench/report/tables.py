@@ -107,7 +107,7 @@ def short(reports: Sequence[Report], labels: Sequence[str]) -> str:
     for label in labels:
         by = {row.contender: row for report in reports for row in report.rows if row.label == label and row.suite != "scaling"}
         ours, peer = by["lossforge"], best_peer(by, "ms")
-        layer = ["linear layer"] if ours.suite == "linear" else []
+        layer = ["linear layer"] if ours.suite in ("linear", "drafts") else []
         cells = [_both(by.get(name)) for name in ("torch", "torch.compile")]
         rows.append([", ".join([*layer, *what(ours)]), f"**{_both(ours)}**", *cells, f"{peer.contender} {_both(peer)}" if peer else "–"])
     return markdown(("loss", "ours: ms, MiB", "torch", "torch.compile", "best peer"), rows)
