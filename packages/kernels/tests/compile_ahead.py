@@ -341,6 +341,9 @@ def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:
     for name in ("weight", "preference", "pos_weight"):
         if name in names and loss.template.name == "elementwise":
             yield {name: x[:1].detach()}
+    if loss.name in ("bce", "focal", "poisson_nll"):  # masks are read in the same way by every loss of these templates
+        yield {"mask": torch.ones(x.shape, dtype=torch.bool)}
+        yield {"mask": x[:1].detach()}
     if loss.template.name in ("boxes", "rotated"):
         yield {"weight": x[..., 0].detach()}
     if "alpha" in names and loss.template.name == "elementwise" and Tensor in get_args(names["alpha"].annotation):
@@ -620,6 +623,9 @@ def label_sets(recorder: Recorder) -> None:
             differentiated(zlpr_loss(x, target, "none" if mode == "backward" else "mean", gradient=gradient), x)
             recorder.case = f"two_way {dtype} {rows}x{classes} {mode}"
             differentiated(two_way_loss(x, target, gradient=gradient), x)
+            mask = torch.ones(rows, classes, dtype=torch.bool) if j else torch.ones(classes)
+            recorder.case = f"zlpr {dtype} {rows}x{classes}, mask {mode}"
+            differentiated(zlpr_loss(x, target, gradient=gradient, mask=mask), x)
 
 
 def views(recorder: Recorder) -> None:

@@ -27,7 +27,7 @@ def test_sizes_and_alignment(launches, by_plan, offset, shift):
         gradients = [offset(torch.full_like(t, float("nan")), shift) for t in each]
         for _ in range(2):
             call = PointwiseCall("gaussian_nll", *given, hyper=[0.0, 1e-6])
-            (value,) = by_plan(pointwise.forward, call, Formulas(gaussian_nll), gradients, False)
+            value, _ = by_plan(pointwise.forward, call, Formulas(gaussian_nll), gradients, False)
             torch.testing.assert_close(value.double(), exact.detach(), rtol=1e-5, atol=1e-4)
             for g, leaf in zip(gradients, wide, strict=True):
                 torch.testing.assert_close(g.double(), leaf.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
@@ -42,9 +42,9 @@ def test_writes_the_gradients_that_are_asked_for(wanted):
     call = PointwiseCall("gaussian_nll", *(torch.rand(5, 7, device=DEVICE) + 0.2 for _ in range(3)), hyper=[0.0, 1e-6], reduction="none")
     upstream = torch.rand(7, 5, device=DEVICE).t()
     every = [torch.full((5, 7), float("nan"), device=DEVICE) for _ in range(3)]
-    pointwise.backward(call, Formulas(gaussian_nll), (), (upstream,), every)
+    pointwise.backward(call, Formulas(gaussian_nll), (None,), (upstream,), every)
     some = [torch.full_like(t, float("nan")) if want else None for t, want in zip(every, wanted, strict=True)]
-    pointwise.backward(call, Formulas(gaussian_nll), (), (upstream,), some)
+    pointwise.backward(call, Formulas(gaussian_nll), (None,), (upstream,), some)
     assert all(torch.equal(a, b) for a, b in zip(every, some, strict=True) if b is not None)
     wide = [t.double().requires_grad_() for t in call[1:4]]
     F.gaussian_nll_loss(*wide, reduction="none").backward(upstream.double())

@@ -124,7 +124,7 @@ def test_all_class_weights_zero(mode, device):
 @BY_ROWS
 def test_index_out_of_range_raises_with_value_and_row(loss, index):
     target = torch.tensor([1, 4, index, 0])
-    with pytest.raises(IndexError, match=rf"target must hold .* got {index} at row 2"):
+    with pytest.raises(IndexError, match=rf"targets? must hold .* got {index} at row 2"):
         loss.function(torch.rand(4, 5), target)
     if loss in PAIRED:
         with pytest.raises(IndexError, match=r"target_b must hold .* at row 2"):

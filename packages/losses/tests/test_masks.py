@@ -185,6 +185,50 @@ def test_class_indices_of_elements(dtype, bound, device):
     )
 
 
+@pytest.mark.parametrize("strided", [False, True])
+def test_masks_that_broadcast(strided, device):
+    """Bool and float masks that repeat along any dimensions, in any order of memory, beside dense targets and class indices."""
+    x, y = torch.rand(2, 3, 4, 5, 6, device=device)
+    target = torch.randint(-2, 4, (3, 5, 6), device=device)
+    if strided:
+        x = x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    of_classes = (target.unsqueeze(1) == torch.arange(4, device=device).view(1, 4, 1, 1)).double()
+    known = (target != -2).unsqueeze(1)
+    for shape in ((3, 1, 5, 6), (4, 1, 6), (3, 4, 1, 1), (1, 1, 5, 1), ()):
+        often = counts_of(shape, device) if shape else torch.tensor(2, device=device)
+        for mask in (often > 0, often.half(), often.float().mT.contiguous().mT if len(shape) > 1 else often.float()):
+            counts = mask.double().expand(x.shape)
+            agree(
+                lambda x, m=mask: L.mse_loss(x, y, mask=m),
+                lambda x, c=counts: ((x - y).square() * c).sum() / c.sum(),
+                x,
+                counts == 0,
+                3e-6,
+            )
+            agree(
+                lambda x, m=mask: L.sigmoid_focal_loss(x, target, reduction="mean", dim=1, mask=m),
+                lambda x, c=counts * known: (L.sigmoid_focal_loss(x, of_classes) * c).sum() / c.sum(),
+                x,
+                counts * known == 0,
+                3e-6,
+            )
+
+
+@pytest.mark.parametrize("loss", [L.binary_cross_entropy_with_logits, L.zlpr_loss], ids=lambda f: f.__name__)
+def test_gradients_in_place(loss, device):
+    """The memory of the logits gets the gradient of a masked call, too."""
+    x, y, w = torch.rand(3, 9, 6, device=device)
+    mask = w > 0.4
+    value, g = gradient_of(loss, x, y, mask=mask)
+    leaf = x.clone().requires_grad_()
+    logits = 1.0 * leaf
+    found = loss(logits, y, mask=mask, inplace=True)
+    found.backward()
+    assert torch.equal(found, value)
+    assert torch.equal(leaf.grad, g)
+    assert torch.equal(logits.detach(), g)
+
+
 def test_groups_and_weights_that_are_learned(device):
     """A group of an element that does not count may be any; a weight with a gradient gets none there, also where the loss is nan."""
     x, y = torch.rand(2, 9, 6, device=device)
@@ -513,11 +557,6 @@ INDEX = torch.zeros(2, 4, 4, dtype=torch.int64)
             ValueError,
             r"mask must broadcast to the shape of input, \(2, 3, 4, 4\), got \(2, 4, 4\)",
             lambda: L.mse_loss(X, Y, mask=INDEX > 0),
-        ),
-        (
-            ValueError,
-            "inplace=True excludes mask",
-            lambda: L.zlpr_loss(1.0 * torch.zeros(2, 3, requires_grad=True), X[0, :2, 0, :3], mask=torch.ones(3) > 0, inplace=True),
         ),
         (ValueError, "mask has no gradient", lambda: L.mse_loss(X, Y, mask=torch.ones(4, requires_grad=True))),
         (

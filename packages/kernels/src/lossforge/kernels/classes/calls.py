@@ -275,6 +275,8 @@ class MarginsCall(NamedTuple):
 class MultilabelCall(NamedTuple):
     """A loss of rows of logits x (N, C) whose positive classes are those with a target (N, C) above ½: see multilabel.py.
 
+    mask broadcasts to x: which classes count, bool, or factors of their exponentials. A class that does not count is not positive.
+
     The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor. The divisor is `normalizer` where given, else with
     reduction "mean" the number of rows, where `paired` that of rows with a positive, at least 1. With `paired` the same of the columns,
     taken as rows, is added.
@@ -283,6 +285,7 @@ class MultilabelCall(NamedTuple):
     loss: str
     x: Tensor
     target: Tensor
+    mask: Tensor | None = None
     normalizer: Tensor | None = None
     tp: float = 1.0
     tn: float = 1.0

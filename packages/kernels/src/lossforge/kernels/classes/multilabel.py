@@ -6,6 +6,8 @@ Of a row of logits x whose positives are those with a target above ½:
     L = n + p, or with PAIRED h = tn n + tp p and L = softplus(h) for rows with a positive, else 0
     dL/dx = u exp(x / tn - n) of a negative, -u exp(-x / tp - p) of a positive, u = 1, or with PAIRED u = σ(h)
 
+A mask w of the classes gives w exp(x / tn) and w exp(-x / tp). A class with w = 0 is a negative whose exponential is 0.
+
 With PAIRED the loss is that of the rows plus that of the columns, taken as rows.
 
 tn n is kept as the largest negative x, and the logarithm of the sum relative to it, as p is. h then has a difference of logits, to which a
@@ -27,7 +29,7 @@ from lossforge.kernels.call import scale_of
 from lossforge.kernels.classes.calls import MultilabelCall
 from lossforge.kernels.classes.rowwise.rows import LOWEST
 from lossforge.kernels.engine.launch import Launch, new_like, sum_slots
-from lossforge.kernels.engine.layout import Strided, Tensors, as_strided, matrix_address, stepped
+from lossforge.kernels.engine.layout import END, Strided, Tensors, as_strided, broadcast, matrix_address, stepped
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.math import LOG2E, exp2, log, logistic
@@ -39,6 +41,15 @@ class Temperatures(NamedTuple):
 
     positive: float
     negative: float
+
+
+class Inputs(NamedTuple):
+    """Matrices of logits, targets and how much each counts, which may be absent."""
+
+    x: Strided
+    target: Strided
+    mask: Strided
+    end: Any = END
 
 
 class Stats(NamedTuple):
@@ -59,6 +70,15 @@ def _constants(call: MultilabelCall, strides: Sequence[int], rows: int, classes:
     return {"BR": ELEMENTS // width, "BC": width, "PAIRED": call.paired, "EMPTY_IS_ZERO": call.empty_is_zero, "num_warps": 4}
 
 
+def _inputs(call: MultilabelCall, order: Sequence[int] = (0, 1)) -> Inputs:
+    """Return the matrices of a call, with rows and columns in another order."""
+    x, target, mask = [
+        Strided() if t is None else Strided(t, *[broadcast(t.shape, t.stride(), call.x.shape)[d] for d in order])
+        for t in (call.x, call.target, call.mask)
+    ]
+    return Inputs(x, target, mask)
+
+
 def _at_least_one(count: Tensor) -> Tensor:
     return count.clamp(min=1.0)
 
@@ -71,10 +91,10 @@ def _losses(call: MultilabelCall, stats: Tensor | None, out: Tensor | None, dim:
     """
     order = (dim, 1 - dim)
     rows, classes = (call.x.shape[d] for d in order)
-    x, target = (Strided(t, *[t.stride(d) for d in order]) for t in (call.x, call.target))
     total, constants = out is None, _constants(call, [call.x.stride(d) for d in order], rows, classes)
     sums = (sum_slots(0) if total else None, sum_slots(1) if total and call.paired else None)
-    arguments = (x, target, out, stats, *sums, call.normalizer, scale_of(call, rows), Temperatures(call.tp, call.tn), rows, classes)
+    numbers = (scale_of(call, rows), Temperatures(call.tp, call.tn), rows, classes)
+    arguments = (_inputs(call, order), out, stats, *sums, call.normalizer, *numbers)
     grid, totals = (triton.cdiv(rows, constants["BR"]),), total * (1 + call.paired)
     found = Launch(multilabel_kernel, grid, arguments, totals=totals, ZERO=not call.paired, **constants).start()
     if not call.counted:
@@ -101,7 +121,7 @@ def _differentiate(call: MultilabelCall, formulas: None, kept: Tensors, grad_out
     constants = _constants(call, call.x.stride(), rows, classes)
     of = (Stats(stats, divisor), Stats(column_stats, column_divisor) if call.paired else Stats())
     numbers = (scale_of(call, rows), Temperatures(call.tp, call.tn), rows, classes)
-    arguments = (*[as_strided(t) for t in (call.x, call.target, gradients[0])], *of, *stepped(grad_output), *numbers)
+    arguments = (_inputs(call), as_strided(gradients[0]), *of, *stepped(grad_output), *numbers)
     grid = (triton.cdiv(rows, constants["BR"]), triton.cdiv(classes, constants["BC"]))
     Launch(multilabel_gradient_kernel, grid, arguments, **constants).start()
 
@@ -111,11 +131,20 @@ forward, backward = _LAUNCHES.forward, _LAUNCHES.backward
 
 
 @triton.jit
-def read(x, target, row, column, rows, classes):
-    """Return x of negatives and -x of positives, -inf elsewhere; and which classes are positives."""
+def read(inputs, temperatures, row, column, rows, classes):
+    """Return x of negatives and -x of positives, -inf elsewhere; and which classes are positives.
+
+    A mask is a factor of the exponentials: x of a negative gets tn ln w, -x of a positive tp ln w.
+    """
     inside = (row < rows)[:, None] & (column < classes)[None, :]
-    logit = tl.load(matrix_address(x, row, column), mask=inside, other=0.0).to(tl.float32)
-    positive = tl.load(matrix_address(target, row, column), mask=inside, other=0).to(tl.float32) > 0.5
+    logit = tl.load(matrix_address(inputs.x, row, column), mask=inside, other=0.0).to(tl.float32)
+    positive = tl.load(matrix_address(inputs.target, row, column), mask=inside, other=0).to(tl.float32) > 0.5
+    if inputs.mask.ptr is not None:
+        count = tl.load(matrix_address(inputs.mask, row, column), mask=inside, other=0).to(tl.float32)
+        positive = positive & (count != 0.0)
+        if inputs.mask.ptr.dtype.element_ty != tl.int1:
+            logit += log(count) * tl.where(positive, -temperatures.positive, temperatures.negative)
+        logit = tl.where(count == 0.0, float("-inf"), logit)
     negative = inside & (positive == 0)
     return tl.where(negative, logit, float("-inf")), tl.where(positive, -logit, float("-inf")), positive
 
@@ -160,7 +189,7 @@ def upstream_of(n, p, temperatures, PAIRED: tl.constexpr):
 
 @triton.jit(do_not_specialize=("rows",))
 def multilabel_kernel(
-    x, target, out_ptr, stats_ptr, sum, valid_sum, divisor_ptr, scale, temperatures, rows, classes,
+    inputs, out_ptr, stats_ptr, sum, valid_sum, divisor_ptr, scale, temperatures, rows, classes,
     BR: tl.constexpr, BC: tl.constexpr, ZERO: tl.constexpr, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr,
 ):  # fmt: skip
     """Compute the rows' losses; stats: what `joined` returns of negatives and of positives, (4, rows)."""
@@ -169,7 +198,7 @@ def multilabel_kernel(
     p_top, p_sum = n_top, n_sum
     found = tl.zeros([BR, BC], tl.float32)
     for start in range(0, classes, BC):
-        negatives, positives, positive = read(x, target, row, start + tl.arange(0, BC), rows, classes)
+        negatives, positives, positive = read(inputs, temperatures, row, start + tl.arange(0, BC), rows, classes)
         n_top, n_sum = add(n_top, n_sum, negatives, 1.0 / temperatures.negative)
         p_top, p_sum = add(p_top, p_sum, positives, 1.0 / temperatures.positive)
         found = tl.where(positive, 1.0, found)
@@ -219,14 +248,14 @@ def gradient_of(tile, of, temperatures):
 
 @triton.jit(do_not_specialize=("rows",))
 def multilabel_gradient_kernel(
-    x, target, gradient, of_rows, of_columns, grad_output_ptr, step, scale, temperatures, rows, classes,
+    inputs, gradient, of_rows, of_columns, grad_output_ptr, step, scale, temperatures, rows, classes,
     BR: tl.constexpr, BC: tl.constexpr, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of the gradient. step: 1 where each row has an upstream gradient, 0 where all have one."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     column = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (row < rows)[:, None] & (column < classes)[None, :]
-    tile = read(x, target, row, column, rows, classes)
+    tile = read(inputs, temperatures, row, column, rows, classes)
     n_top, n_ls, p_top, p_ls, slope = slopes(of_rows, row, rows, scale, temperatures, PAIRED, EMPTY_IS_ZERO)
     if grad_output_ptr is not None:
         slope *= tl.load(grad_output_ptr + row * step, mask=row < rows, other=0.0).to(tl.float32)

@@ -11,11 +11,12 @@ class ElementwiseCall(NamedTuple, Generic[L]):
     """A loss of x of any shape in which every element stands alone.
 
     A class-index target has the shape of x without `dim`, as has `lam`, which without target_b is each row's score. Without a target it
-    is 1 on the diagonal of a matrix, `offset` columns to the right. weight, group and parameter (in the place of the last
-    hyper-parameter) broadcast to x.
+    is 1 on the diagonal of a matrix, `offset` columns to the right. weight, group, parameter (in the place of the last
+    hyper-parameter) and mask (bool, or weights) broadcast to x.
 
-    The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor. The divisor is `normalizer` where given, else
-    with reduction "mean" the number of elements not ignored, with ROW_MEAN that of rows.
+    The value is Σ (or, with reduction "none", each) loss · weight · mask · loss_scale / divisor; 0 where the mask is, for any x. The
+    divisor is `normalizer` where given, else with reduction "mean" the number of elements not ignored, or with a mask its sum over them;
+    with ROW_MEAN the number of rows.
     """
 
     loss: str
@@ -27,6 +28,7 @@ class ElementwiseCall(NamedTuple, Generic[L]):
     group: Tensor | None = None
     group_weight: Tensor | None = None
     parameter: Tensor | None = None
+    mask: Tensor | None = None
     normalizer: Tensor | None = None
     hyper: list[float] = NONE
     loss_scale: float = 1.0
@@ -46,8 +48,8 @@ class ElementwiseCall(NamedTuple, Generic[L]):
 
     @property
     def counted(self) -> bool:
-        """Whether a mean divides by what is counted on the device: the elements not ignored."""
-        return self.normalizer is None and self.mean and self.by_class
+        """Whether a mean divides by what is counted on the device: the elements not ignored, or the mask."""
+        return self.normalizer is None and self.mean and (self.by_class or self.mask is not None)
 
     @property
     def factor(self) -> float:
@@ -60,10 +62,10 @@ class ElementwiseCall(NamedTuple, Generic[L]):
 
 
 class PointwiseCall(NamedTuple):
-    """A loss of two or three tensors of one shape, element by element, with a gradient for each. weight broadcasts to them.
+    """A loss of two or three tensors of one shape, element by element, with a gradient for each. weight and mask broadcast to them.
 
-    The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor, where the divisor is `normalizer`, else with
-    reduction "mean" the number of elements.
+    The value is Σ (or, with reduction "none", each) loss · weight · mask · loss_scale / divisor; 0 where the mask is, for any tensors. The
+    divisor is `normalizer`, else with reduction "mean" the number of elements, or with a mask its sum.
     """
 
     loss: str
@@ -71,11 +73,17 @@ class PointwiseCall(NamedTuple):
     y: Tensor
     z: Tensor | None = None
     weight: Tensor | None = None
+    mask: Tensor | None = None
     normalizer: Tensor | None = None
     hyper: list[float] = NONE
     loss_scale: float = 1.0
     reduction: str = "sum"
     empty_is_zero: bool = False
 
+    @property
+    def counted(self) -> bool:
+        """Whether a mean divides by the mask's sum."""
+        return self.normalizer is None and self.reduction == "mean" and self.mask is not None
+
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
-        return (self.x if self.reduction == "none" else ((), FLOAT),)
+        return self.x if self.reduction == "none" else ((), FLOAT), ((), FLOAT) if self.counted else None

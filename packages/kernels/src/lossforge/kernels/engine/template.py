@@ -122,7 +122,7 @@ class OneLaunch(Generic[C]):
         """Launch, and return the total where it was asked for."""
         call, shape = self.prepare(call), self.shape(call)
         wanted = Wanted(scale_of(call, math.prod(shape)), call.normalizer, False, grad_output, out, tuple(gradients))
-        return addressed(self.make, call, wanted, formulas, expands={"weight": shape}).start()
+        return addressed(self.make, call, wanted, formulas, expands={"weight": shape, "mask": shape}).start()
 
     def forward(self, call: C, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
         """Compute the loss as Launches says, with a gradient of each tensor."""

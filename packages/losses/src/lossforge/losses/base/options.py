@@ -276,10 +276,10 @@ def checked_mask(mask: object, x: Tensor, of: str = "input") -> Tensor:
 
 
 def mask_of_elements(mask: object, x: Tensor, of: str = "input") -> Tensor:
-    """Return a mask of elements as weights, which broadcast to x. of: what the loss calls x."""
+    """Return a mask of elements, which broadcasts to x, once it is checked. of: what the loss calls x."""
     t = checked_mask(mask, x, of)
     checks.broadcasts("mask", t, x, of)
-    return t if t.is_floating_point() else t.to(x.dtype)
+    return t
 
 
 def mask_of_pixels(mask: object, x: Tensor, by_class: bool) -> Tensor:

@@ -13,7 +13,7 @@ from lossforge.losses.base import checks
 from lossforge.losses.base.options import ElementwiseOptions, check_options, checked_call, mask_of_elements, row_score, rows_of, share
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Fusing, Keeping, Make, Sample, Template, TemplateDocs, first
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.templates.plain_forms import accurate, counted, reduced, which_count
+from lossforge.losses.templates.plain_forms import accurate, counted, product_with_mask, reduced, which_count
 from lossforge.losses.templates.plain_forms.infinite import with_factor
 
 IGNORED = -2
@@ -52,9 +52,7 @@ def per_sample(reduction: str, input: Tensor, options: ElementwiseOptions) -> st
         return reduction
     if options.get("normalizer") is None and isinstance(input, (Tensor, Head)):
         mask = options.get("mask")
-        options["normalizer"] = (
-            (input.shape[0] if input.ndim else 1) if mask is None else _samples(mask_of_elements(mask, input).expand(input.shape))
-        )
+        options["normalizer"] = (input.shape[0] if input.ndim else 1) if mask is None else _samples(mask_of_elements(mask, input), input)
     return "sum"
 
 
@@ -87,13 +85,11 @@ def elementwise_loss(
     if call.weight is not None:
         checks.floating_beside(weight, call.weight, x)
         checks.broadcasts(weight, call.weight, x)
-    if mask is not None:
-        call = _masked(call, mask)
-    call = _with_groups(call, options.get("validate"))
+    call = _with_groups(call._replace(mask=mask), options.get("validate"))
     reduces = call.reduction == "mean" and options.get("normalizer") is None
-    counting = call.weight if mean == "weights" else mask
-    if counting is not None and reduces:
-        options["normalizer"] = divisor = _counted(call, _of_rows(counting, call) if mean == "rows" else counting.expand(x.shape))
+    counting = _counting(call, mean) if reduces else None
+    if counting is not None:
+        options["normalizer"] = divisor = _counted(call, counting)
         reduces = False
     if call.target is not None:
         pair, score = {"target_b": call.target_b, "lam": options.get("lam")}, options.get("score")
@@ -147,54 +143,43 @@ def _with_groups(call: ElementwiseCall, validate: bool | None) -> ElementwiseCal
         return call
     checks.floating_beside("group_weight", weights, call.x)
     checks.fits("group_weight", weights, weights.ndim == 1 and len(weights) > 0, "hold one weight a group, shape (G,)")
+    if call.mask is not None and isinstance(group, Tensor):  # that of an element that does not count may be any
+        group = torch.where(call.mask == 0, 0, group)
     group = checks.indices("group", group, call.x, checks.Allowed(0, len(weights), None, validate))
     checks.broadcasts("group", group, call.x)
     return call._replace(group=group, group_weight=weights.contiguous())
 
 
-def _masked(call: ElementwiseCall, mask: Tensor) -> ElementwiseCall:
-    """Return the call whose elements have their mask as a weight, or as a factor of theirs. mask: broadcasts to x."""
-    nothing, x, target = mask == 0, call.x, call.target
-    if call.weight is None:
-        weight = mask
-    else:
-        weight = torch.where(nothing, 0.0, mask * call.weight)
-        if call.weight.requires_grad:  # then an element of weight 0 is computed, because its loss is the weight's gradient
-            if not isinstance(x, Tensor):
-                raise ValueError("mask excludes a weight that requires grad where a layer gives the logits: detach the weight")
-            call = call._replace(x=torch.where(nothing, 0.5, x))
-            target = torch.where(nothing, 0.5, target) if target is not None and target.is_floating_point() else target
-    if isinstance(call.group, Tensor):
-        call = call._replace(group=torch.where(nothing, 0, call.group))
-    return call._replace(weight=weight, target=target)
-
-
 def _without_masked_rows(index: Tensor, mask: Tensor, shape: Sequence[int], dim: int) -> Tensor:
     """Return class indices that are ignored in rows of which the mask, which broadcasts to `shape`, counts no element."""
-    return torch.where((mask != 0).expand(shape).any(dim), index.long(), IGNORED)
+    return torch.where(mask.expand(shape).any(dim), index.long(), IGNORED)
 
 
-def _of_rows(mask: Tensor, call: ElementwiseCall) -> Tensor:
-    """Return the weight of each row, that of its element that counts most."""
-    shape = call.x.shape
-    return mask.expand(shape).amax(call.dim, keepdim=True) if shape and shape[call.dim] else mask.expand(shape)
+def _counting(call: ElementwiseCall[Any], mean: str) -> Tensor | None:
+    """Return what a mean sums that divides by the weights, or with a mask by rows, each of which counts as its element that counts most."""
+    shape, mask = call.x.shape, call.mask
+    if mean == "weights" and call.weight is not None:
+        weight = _weight_of_elements(call)
+        assert weight is not None
+        return weight.expand(shape)
+    if mean == "rows" and mask is not None:
+        return mask.expand(shape).amax(call.dim, keepdim=True) if shape and shape[call.dim] else mask.expand(shape)
+    return None
 
 
-def _samples(mask: Tensor) -> Tensor:
+def _samples(mask: Tensor, x: Tensor | Head) -> Tensor:
     """Return how many samples have an element that counts; by weights, the sum over samples of the largest of each."""
-    of_each = mask.flatten(1).amax(1) if mask.ndim > 1 and mask.numel() else mask
-    return of_each.sum(dtype=torch.promote_types(mask.dtype, torch.float32))
+    of_each = mask.expand(x.shape)
+    if x.ndim > 1 and x.numel():
+        of_each = of_each.amax(tuple(range(1, x.ndim)))
+    return of_each.sum(dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def _counted(call: ElementwiseCall, counted: Tensor) -> Tensor:
-    """Return the sum of weights over what is not ignored. counted: in the shape of x, or with one entry a row."""
-    x = call.x
-    if call.target is not None and not call.target.is_floating_point():
-        counts = call.target != IGNORED
-        if call.target_b is not None:
-            counts = counts | (call.target_b != IGNORED)
-        counted = torch.where(counts.unsqueeze(call.dim % x.ndim), counted, 0.0)
-    return counted.sum(dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+def _counted(call: ElementwiseCall[Any], counted: Tensor) -> Tensor:
+    """Return the sum of weights over what is not ignored. counted: expanded to the shape of x, or with one entry a row."""
+    if call.by_class:
+        counted = counted.masked_fill(~which_count(call).unsqueeze(call.dim % call.x.ndim), 0)
+    return counted.sum(dtype=torch.promote_types(call.x.dtype, torch.float32))
 
 
 def _one_hot(index: Tensor, classes: int, ignore_index: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -223,14 +208,16 @@ def _saturated(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return computed
 
 
-def _weight_of_elements(a: ElementwiseCall) -> Tensor | None:
-    """Return the elements' own weights, their groups', or the product; nan where a group does not exist."""
-    if a.group is None or a.group_weight is None:
-        return a.weight
-    group = a.group.long()
-    exists = (group >= 0) & (group < len(a.group_weight))
-    of_group = torch.where(exists, a.group_weight[group.clamp(0, len(a.group_weight) - 1)], torch.nan)
-    return of_group if a.weight is None else a.weight * of_group
+def _weight_of_elements(a: ElementwiseCall[Any]) -> Tensor | None:
+    """Return the product of the elements' own weights, their groups' and their mask: nan where a group does not exist, 0 where the mask
+    is; None without any."""
+    weight = a.weight
+    if a.group is not None and a.group_weight is not None:
+        group = a.group.long()
+        exists = (group >= 0) & (group < len(a.group_weight))
+        of_group = torch.where(exists, a.group_weight[group.clamp(0, len(a.group_weight) - 1)], torch.nan)
+        weight = of_group if weight is None else weight * of_group
+    return product_with_mask(weight, a.mask)
 
 
 def elementwise_reference(a: ElementwiseCall) -> Tensor:
@@ -254,7 +241,10 @@ def elementwise_reference(a: ElementwiseCall) -> Tensor:
         y, counts = a.target.to(x.dtype), None
     divisor, weight = a.normalizer, _weight_of_elements(a)
     if divisor is None and a.mean:
-        divisor = torch.tensor(x.numel(), device=x.device) if counts is None else counts.expand(x.shape).sum()
+        if a.mask is not None:
+            divisor = _counted(a, a.mask.expand(x.shape))
+        else:
+            divisor = torch.tensor(x.numel(), device=x.device) if counts is None else counts.expand(x.shape).sum()
     formula = FORMULAS[a.loss]
     compute, hyper = formula.reference, a.hyper
     if formula.saturates and (a.by_class or a.target is None) and a.lam is None:
@@ -269,7 +259,7 @@ def elementwise_reference(a: ElementwiseCall) -> Tensor:
             values = with_factor(compute, factor, [x, y, *parameter], hyper)
         return torch.where(y.isnan(), torch.nan, values) if indices else values
 
-    values = counted(of_elements, a.weight, inputs)
+    values = counted(lambda *tensors: counted(of_elements, a.weight, tensors), a.mask, inputs)
     if weight is not None:
         values = values * weight.to(x.dtype)
     if counts is not None:
@@ -314,6 +304,8 @@ def elementwise_samples(make: Make) -> Iterator[Sample]:
 def elementwise_divisor(call: ElementwiseCall[Any]) -> Tensor | int:
     """Return what a mean divides by: see Fusing."""
     rows, classes = call.x.shape
+    if call.mask is not None:
+        return _counted(call, call.mask.expand(call.x.shape))
     return which_count(call).sum(dtype=torch.float32) * classes if call.counted else rows * classes
 
 
@@ -337,7 +329,9 @@ ELEMENTWISE = Template(
     "elements.elementwise.launch",
     ElementwiseCall,
     kept=("divisor",),
-    fusing=Fusing(elementwise_divisor, rows=("target", "target_b", "lam"), elements=("weight", "group", "parameter"), by_classes=False),
+    fusing=Fusing(
+        elementwise_divisor, rows=("target", "target_b", "lam"), elements=("weight", "mask", "group", "parameter"), by_classes=False
+    ),
     by_rows=True,
     ignored=IGNORED,
     variables=("x", "y"),

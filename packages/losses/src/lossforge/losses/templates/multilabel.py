@@ -11,11 +11,15 @@ from lossforge.losses.templates.plain_forms import accurate, largest, reduced_ca
 
 def multilabel_reference(a: MultilabelCall) -> Tensor:
     """Compute a call in plain torch."""
-    return _of_rows(a) + _of_rows(a._replace(x=a.x.t(), target=a.target.t())) if a.paired else _of_rows(a)
-
-
-def _of_rows(a: MultilabelCall) -> Tensor:
     x, positive = accurate(a.x), a.target > 0.5
+    if a.mask is not None:  # a factor of the exponentials
+        w = a.mask.to(x.dtype)
+        positive = positive & (w != 0)
+        x = torch.where(w == 0, -torch.inf, x + w.log() * torch.where(positive, -a.tp, a.tn))
+    return _of_rows(a, x, positive) + _of_rows(a, x.t(), positive.t()) if a.paired else _of_rows(a, x, positive)
+
+
+def _of_rows(a: MultilabelCall, x: Tensor, positive: Tensor) -> Tensor:
     compared = positive.any(1, keepdim=True) & ~positive.all(1, keepdim=True) if a.paired else torch.ones_like(positive[:, :1])
     terms = [torch.where(compared, t.masked_fill(left_out, -torch.inf), 0.0) for t, left_out in ((x, positive), (-x, ~positive))]
     if not a.paired:

@@ -60,7 +60,7 @@ def overlap_loss(call: OverlapCall, hyper: dict[str, float], options: Any) -> Ch
             target = target.squeeze(1)
         if call.mask is not None and target.shape == rows_of(input, 1):
             mask = mask_of_pixels(call.mask, input, False)
-            target = torch.where(mask[:, 0] != 0, target.long(), ignore_index)
+            target = torch.where(mask[:, 0].bool(), target.long(), ignore_index)
             call = call._replace(mask=None if mask.dtype == torch.bool else mask)
         allowed = checks.Allowed(0, classes + first, ignore_index, options.get("validate"))
         target = checks.indices("target", target, input, allowed, rows_of(input, 1), INDICES)

@@ -12,7 +12,7 @@ from lossforge.losses.base.broadcast import of_one_shape
 from lossforge.losses.base.options import MaskedWeightedOptions, broadcast_weight, check_options, checked_call, mask_of_elements
 from lossforge.losses.base.record import SCALAR, CheckedCall, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.templates.plain_forms import accurate, counted, reduced_call
+from lossforge.losses.templates.plain_forms import accurate, counted, product_with_mask, reduced_call
 from lossforge.losses.templates.plain_forms.infinite import with_call
 
 
@@ -37,24 +37,8 @@ def pointwise_loss(
     weight = broadcast_weight(options, x, first, x.shape, f"broadcast to the shape of {first},")
     call = PointwiseCall(formula, x, y, z[0] if z else None, weight=weight, hyper=hyper, reduction=reduction)
     if options.get("mask") is not None:
-        mask = mask_of_elements(options["mask"], x, first)
-        call = _masked(call, mask)
-        if reduction == "mean" and options.get("normalizer") is None:
-            options["normalizer"] = divisor = mask.expand(x.shape).sum(dtype=torch.promote_types(x.dtype, torch.float32))
+        call = call._replace(mask=mask_of_elements(options["mask"], x, first))
     return checked_call(call, options, divisor)
-
-
-def _masked(call: PointwiseCall, mask: Tensor) -> PointwiseCall:
-    """Return the call whose elements have their mask as a weight, or as a factor of theirs. mask: broadcasts to x."""
-    weight, nothing = call.weight, mask == 0
-    if weight is None:
-        return call._replace(weight=mask)
-    if weight.requires_grad:  # then an element of weight 0 is computed, because its loss is the weight's gradient
-        x, y, z = (None if t is None else torch.where(nothing, 0.5, t) for t in (call.x, call.y, call.z))
-        assert x is not None
-        assert y is not None
-        call = call._replace(x=x, y=y, z=z)
-    return call._replace(weight=torch.where(nothing, 0.0, mask * weight))
 
 
 def beside(name: str, value: object, x: Tensor, of: str) -> Tensor:
@@ -70,12 +54,14 @@ def pointwise_reference(a: PointwiseCall) -> Tensor:
     """Compute a call in plain torch."""
     x = accurate(a.x)
     others = [t.to(x.dtype) for t in (a.y, a.z) if t is not None]
+    weight = product_with_mask(a.weight, a.mask)
 
     def of_elements(*tensors: Tensor) -> Tensor:
-        return with_call(lambda *each: FORMULAS[a.loss].reference(*each, *a.hyper), a, tensors, a.weight)
+        return with_call(lambda *each: FORMULAS[a.loss].reference(*each, *a.hyper), a, tensors, weight)
 
-    values = counted(of_elements, a.weight, [x, *others])
-    result = reduced_call(a, values, a.weight)
+    values = counted(lambda *tensors: counted(of_elements, a.weight, tensors), a.mask, [x, *others])
+    count = a.mask.expand(x.shape).sum(dtype=x.dtype) if a.mask is not None and a.counted else None
+    result = reduced_call(a, values, weight, count)
     return result.to(a.x.dtype) if a.reduction == "none" else result
 
 
@@ -123,6 +109,7 @@ POINTWISE = Template(
     "pointwise",
     "elements.pointwise",
     PointwiseCall,
+    kept=("divisor",),
     differentiable=("x", "y", "z"),
     reference=pointwise_reference,
     samples=pointwise_samples,

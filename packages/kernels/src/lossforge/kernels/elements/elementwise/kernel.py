@@ -48,9 +48,10 @@ At = namedtuple("At", "start lane row i0 i1 i2")
 
 
 class Weights(NamedTuple):
-    """Weights of the elements, the group of each element, and the weight of each of `groups` groups."""
+    """Weights of the elements, which of them count, the group of each element, and the weight of each of `groups` groups."""
 
     weight: Strided
+    mask: Strided
     group: Strided
     group_weight_ptr: Any
     groups: int
@@ -163,7 +164,7 @@ def coordinates(start, r, c, space):
 
 @triton.jit
 def weight_tile(weights, at, mask):
-    """Return the weight of each element: its own, its group's, or their product; nan if the group does not exist."""
+    """Return the weight of each element: its own times its group's, nan if the group does not exist; 0 where it does not count."""
     w = 1.0
     if weights.weight.ptr is not None:
         w = widened(load(weights.weight, at, mask, 0.0))
@@ -172,6 +173,15 @@ def weight_tile(weights, at, mask):
         exists = (group >= 0) & (group < weights.groups)
         share = tl.load(weights.group_weight_ptr + group, mask=exists, other=0.0).to(tl.float32)
         w = w * tl.where(exists, share, float("nan"))
+    return masked(w, weights.mask, at, mask)
+
+
+@triton.jit
+def masked(w, counts, at, mask):
+    """Return w times how much each element counts, and 0 where it does not, for any w."""
+    if counts.ptr is not None:
+        count = widened(load(counts, at, mask, 0.0))
+        w = tl.where(count == 0.0, 0.0, w * count)
     return w
 
 
@@ -181,6 +191,12 @@ def unless_zero(x, w, weight):
     if weight.ptr is not None:
         x = tl.where(w == 0.0, 0.0, x)
     return x
+
+
+@triton.jit
+def unless_masked(x, w, weight, counts):
+    """Return x; 0 where there is a weight or a mask, `counts`, and their product w is 0, for any x."""
+    return unless_zero(unless_zero(x, w, weight), w, counts)
 
 
 @triton.jit
@@ -211,7 +227,8 @@ def with_targets(x, w, hyper, r, at, mask, elements, formula: tl.constexpr):
     else:
         value, slope = formula(x, y, *hyper)
         value, slope = value * of_value, slope * factor
-    return unless_zero(value, w, elements.weights.weight), unless_zero(slope, w, elements.weights.weight)
+    weight, counts = elements.weights.weight, elements.weights.mask
+    return unless_masked(value, w, weight, counts), unless_masked(slope, w, weight, counts)
 
 
 @triton.jit
@@ -274,7 +291,8 @@ def one_tile(part, ahead, start, r, rest, elements, formula):
     # settled in each branch, because after the branches join, 64 bytes of focal's registers spill, with the same number of instructions
     if ahead is not None and is_background(ahead, elements.targets, elements.space.BLOCK):
         value, slope = formula.background(x, False, w, w * elements.factor, *hyper)
-        value, slope = unless_zero(value, w, elements.weights.weight), unless_zero(slope, w, elements.weights.weight)
+        weight, counts = elements.weights.weight, elements.weights.mask
+        value, slope = unless_masked(value, w, weight, counts), unless_masked(slope, w, weight, counts)
         part = settled(part, value, slope, at, mask, elements.outputs, elements.scale)
     else:
         value, slope = with_targets(x, w, hyper, r, at, mask, elements, formula.value)

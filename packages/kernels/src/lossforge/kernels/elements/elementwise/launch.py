@@ -11,6 +11,7 @@ from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.kernels.elements.elementwise import targets
 from lossforge.kernels.elements.elementwise.kernel import WARP, Formula, Inlined, Outputs, Space, Weights, elementwise_kernel
 from lossforge.kernels.elements.layout import geometry
+from lossforge.kernels.elements.mask import Counting, sum_of_mask
 from lossforge.kernels.engine.launch import Launch, addressed, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Tensors, broadcast, constants, per_row, strided
 from lossforge.kernels.engine.reduce import count, counts_itself
@@ -40,7 +41,8 @@ def _make(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> Launch |
     formulas = binary or formulas
     rows = (target, call.target_b, call.lam) if call.by_class else ()
     upstream, _ = wanted.upstream
-    each = (x, target, call.target_b, call.lam, call.weight, call.group, call.parameter, upstream, wanted.out, wanted.gradients[0])
+    weights = call.weight, call.mask, call.group, call.parameter
+    each = (x, target, call.target_b, call.lam, *weights, upstream, wanted.out, wanted.gradients[0])
     strides = [
         per_row(t.shape, t.stride(), x.shape, class_dim) if any(t is row for row in rows) else broadcast(t.shape, t.stride(), x.shape)
         for t in each
@@ -50,10 +52,10 @@ def _make(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> Launch |
     if g is None:
         return None
     steps = iter(g.strides)
-    x_, target_, target_b, lam, weight, group, parameter, *outputs = [strided(t, steps) for t in each]
+    x_, target_, target_b, lam, weight, mask, group, parameter, *outputs = [strided(t, steps) for t in each]
     n = x.numel()
     columns = None if g.flat and not by_row else g.columns
-    read = 2 + sum(t is not None for t in (call.weight, call.parameter, call.target_b, call.lam))
+    read = 2 + sum(t is not None for t in (call.weight, call.mask, call.parameter, call.target_b, call.lam))
     grouped = by_row and columns is not None and columns % GROUP == 0
     special = formulas.special is not None
     tiles = element_tiles(n, x.itemsize, read, call.by_class, target is None, grouped, special, formulas.heavy)
@@ -72,7 +74,7 @@ def _make(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> Launch |
     arguments = (
         x_,
         targets.Targets(target_, target_b, lam, x.shape[class_dim] if by_row else 0, call.ignore_index),
-        Weights(weight, group, group_weight, group_weight.shape[0] if group_weight is not None else 0),
+        Weights(weight, mask, group, group_weight, group_weight.shape[0] if group_weight is not None else 0),
         parameter,
         Outputs(*outputs),
         tuple(call.hyper),
@@ -89,7 +91,7 @@ def _make(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> Launch |
 
 
 def _start(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> tuple[Tensor, ...]:
-    expands = dict.fromkeys(("weight", "group", "parameter"), call.x.shape)
+    expands = dict.fromkeys(("weight", "mask", "group", "parameter"), call.x.shape)
     if call.target is not None:
         expands |= dict.fromkeys(("target_b", "lam"), call.target.shape)
     return addressed(_make, call, wanted, formulas, expands=expands).start()
@@ -98,6 +100,9 @@ def _start(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> tuple[T
 def _divisor(call: ElementwiseCall) -> Tensor | None:
     if not call.counted:
         return call.normalizer
+    if call.mask is not None:
+        counting = Counting(call.mask, call.target, call.target_b) if call.by_class else Counting(call.mask)
+        return sum_of_mask(counting, call.x.shape, call.dim % (call.x.ndim or 1), call.ignore_index)
     assert call.target is not None
     classes = call.x.shape[call.dim]
     return count(call.target, classes, call.ignore_index, target_b=call.target_b, scale=float(classes))
@@ -110,7 +115,7 @@ def _scale(call: ElementwiseCall) -> float:
 
 def forward(call: ElementwiseCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
     """Compute the loss and its divisor as engine.template.Launches says."""
-    itself = alone and call.counted and call.target is not None and counts_itself(call.target, call.target_b)
+    itself = alone and call.counted and call.mask is None and call.target is not None and counts_itself(call.target, call.target_b)
     divisor = None if itself else _divisor(call)
     out = new_like(call.x, call.x) if call.reduction == "none" else None
     total = _start(call, Wanted(_scale(call), divisor, itself, out=out, gradients=tuple(gradients)), formulas)

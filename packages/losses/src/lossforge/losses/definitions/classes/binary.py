@@ -39,7 +39,6 @@ from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.templates.elementwise import ELEMENTWISE, dense, elementwise_loss, of_dim, per_sample, summed_over, with_parameter
 from lossforge.losses.templates.multilabel import MULTILABEL
-from lossforge.losses.templates.plain_forms import accurate
 
 
 @formula(
@@ -148,11 +147,11 @@ def multilabel_soft_margin_loss(
     if mask is None:
         averaged = checked.call._replace(loss_scale=per_class(checked.call.loss_scale, input.shape[dim]))
     else:  # a row's mean is over its classes that count, and the row counts by the largest entry of its mask
-        counts = mask_of_elements(mask, input).to(torch.promote_types(input.dtype, torch.float32)).expand(input.shape)
+        counts = mask.to(torch.promote_types(input.dtype, torch.float32)).expand(input.shape)
         classes = counts.sum(dim, keepdim=True) / counts.amax(dim, keepdim=True)
+        share = torch.where(classes > 0, 1 / classes, 0.0)
         weight = checked.call.weight
-        assert weight is not None
-        averaged = checked.call._replace(weight=torch.where(classes > 0, weight / classes, 0.0))
+        averaged = checked.call._replace(weight=share if weight is None else weight * share)
     of_rows = functools.partial(summed_over, dim) if reduction == "none" else first
     return checked._replace(call=averaged, finish=of_rows)
 
@@ -800,17 +799,16 @@ def zlpr_loss(
     """
     _check(input, target)
     divisor = check_options(input, reduction, options, MaskedInplaceOptions)
-    lead = input.shape[:-1]
-    if (given := options.get("mask")) is not None:
-        if options.get("inplace"):
-            raise ValueError("inplace=True excludes mask, with which the gradient is that of other logits")
-        mask = mask_of_elements(given, input)
-        input, target = _of_counted(input, target, given, 1.0, 1.0)
+    lead, mask = input.shape[:-1], options.get("mask")
+    if mask is not None:
+        mask = mask_of_elements(mask, input)
+        counts = mask.expand(input.shape)
         if reduction == "mean" and options.get("normalizer") is None:
-            counts = mask.expand(input.shape).amax(-1)
-            options["normalizer"] = divisor = counts.sum(dtype=torch.promote_types(input.dtype, torch.float32))
+            divisor = (counts.amax(-1) if counts.shape[-1] else counts).sum(dtype=torch.promote_types(input.dtype, torch.float32))
+            options["normalizer"] = divisor
+        mask = mask if input.ndim == 2 else counts.reshape(-1, input.shape[-1])
     x, y = (t if t.ndim == 2 else t.reshape(-1, t.shape[-1]) for t in (input, target))
-    call = MultilabelCall("zlpr", x, y, reduction=reduction)
+    call = MultilabelCall("zlpr", x, y, mask, reduction=reduction)
     shaped = len(lead) != 1 and reduction == "none"
     checked = checked_call(call, options, divisor)
     return checked.returning(functools.partial(_of_shape, lead)) if shaped else checked
@@ -869,19 +867,6 @@ def two_way_loss(
         "paired": True,
         "reduction": reduction,
     }
-    if (mask := options.get("mask")) is not None:
-        mask_of_elements(mask, input)
-        input, target = _of_counted(input, target, mask, numbers["tp"], numbers["tn"])
-    return checked_call(MultilabelCall("two_way", input, target, **numbers), options, None)
-
-
-def _of_counted(input: Tensor, target: Tensor, mask: Tensor, tp: float, tn: float) -> tuple[Tensor, Tensor]:
-    """Return logits and targets whose exponentials have the mask as factors: w exp(x / tn) of a negative, w exp(-x / tp) of a positive.
-
-    A class that does not count is a negative whose exponential is 0.
-    """
-    positive = (target > 0.5) & (mask != 0)
-    if mask.dtype == torch.bool:
-        return torch.where(mask, input, -torch.inf), positive
-    shift = mask.log() * torch.where(positive, -tp, tn)
-    return torch.where(mask == 0, -torch.inf, accurate(input) + shift), positive
+    mask = options.get("mask")
+    mask = None if mask is None else mask_of_elements(mask, input)
+    return checked_call(MultilabelCall("two_way", input, target, mask, **numbers), options, None)

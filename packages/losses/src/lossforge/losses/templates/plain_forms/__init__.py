@@ -125,6 +125,13 @@ def counted(formula: Callable[..., Tensor], weight: Tensor | None, inputs: Seque
     return torch.where(nothing, 0.0, formula(*[torch.where(of_inputs, 0.5, t) for t in inputs]))
 
 
+def product_with_mask(weight: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """Return weights times a mask, 0 where the mask is; None without either."""
+    if weight is None or mask is None:
+        return mask if weight is None else weight
+    return torch.where(mask == 0, 0.0, mask * weight)
+
+
 def corners(b: Tensor) -> Tensor:
     """Return boxes (cx, cy, w, h) as (x1, y1, x2, y2)."""
     center, half = b[..., :2], b[..., 2:] / 2
