@@ -217,7 +217,7 @@ def test_every_file_of_results_names_its_commits():
     assert all(found.values()), [name for name, commits in found.items() if not commits]
     # of two commits, and what choices were made by
     of_past = {"before-after-h100", "specialisation-h100", "tiles-h200", "kernels-earned-h200"}
-    assert set(found) - of_past == set(release.MEASURED), "a new file of results: name what it measures in tools/release.py"
+    assert set(found) - of_past <= set(release.MEASURED), "a new file of results: name what it measures in tools/release.py"
     assert all((ROOT / source).exists() for sources in release.MEASURED.values() for source in sources)
 
 
