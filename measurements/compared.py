@@ -20,6 +20,7 @@ from lossforge.bench.report import TIMING, load, tables
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 STEPS, FUSED_LOSSES, LOSSES, PROBLEMS = "Training steps", "Losses fused with their linear layer", "Losses", "Assignment, masks and criteria"
+SPREAD = "Losses and trainings over several GPUs"
 OUTCOMES = {"faster": "**ours**", "same": "tie", "slower": "another"}
 
 
@@ -42,7 +43,7 @@ class Case:
     Attributes:
         file: the stem of its file of results.
         key: its name there.
-        kind: one of STEPS, FUSED_LOSSES, LOSSES and PROBLEMS.
+        kind: one of STEPS, FUSED_LOSSES, LOSSES, PROBLEMS and SPREAD.
         title: what tables call it.
         source: GPU, versions, commit and date.
         costs: of each contender, ours as "lossforge".
@@ -206,6 +207,37 @@ def of_criterion(path: Path) -> Cases:
         yield Case(path.stem, name, PROBLEMS, f"the criterion of Deformable DETR, {name}", source(found), costs)
 
 
+def of_spread_vocabulary(path: Path) -> Cases:
+    """Yield the losses of classes over GPUs that other libraries compute, too."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for form, rows in grouped(found["rows"], lambda row: "{rows} × {features} × {classes}, {form}".format(**row)).items():
+        if len(rows) > 1:
+            costs = {r["contender"]: Cost.between(r["ms"], r["low"], r["high"], r["mib"]) for r in rows if "ms" in r}
+            without = {row["contender"]: row["failed"] for row in rows if "failed" in row}
+            yield Case(path.stem, form, SPREAD, f"cross entropy over {found['gpus']} GPUs, {form}", source(found), costs, without)
+
+
+def of_spread_contrastive(path: Path) -> Cases:
+    """Yield the contrastive losses in a ring and gathered."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for loss, forms in found["losses"].items():
+        if "ring" in forms and all("range" in each for each in forms.values() if "ms" in each):
+            costs = {n: Cost.between(each["ms"], *each["range"], each["mib"]) for n, each in forms.items() if "ms" in each}
+            costs["lossforge"] = costs.pop("ring")
+            title = f"{loss} of {found['batch']:,} pairs over {found['gpus']} GPUs"
+            without = {name: each["error"] for name, each in forms.items() if "error" in each}
+            yield Case(path.stem, loss, SPREAD, title, source(found), costs, without)
+
+
+def of_spread_trainings(path: Path) -> Cases:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for name, rows in grouped(found["rows"], lambda row: "{kind} of {model} under {parallel}".format(**row)).items():
+        costs = {r["contender"]: Cost.between(r["step_ms"], *r["step_ms_range"], r["peak_mib"]) for r in rows if "step_ms" in r}
+        without = {row["contender"]: row["failed"] for row in rows if "failed" in row}
+        if "lossforge" in costs:
+            yield Case(path.stem, name, SPREAD, f"{name}, {found['gpus']} GPUs", source(found), costs, without)
+
+
 REPORTS = (
     *("bench-h200", "scaling-h200", "new-losses-h100", "metric-learning-h200", "self-distillation-h200", "detectors-and-masks-h200"),
     *("linear", "objectives-h200", "drafts-h200", "first-page-h200"),
@@ -218,12 +250,15 @@ READERS: dict[str, Callable[[Path], Cases]] = {
     "throughput-h100": of_throughput,
     **dict.fromkeys(("assignment-h200", "masks-h200"), of_problems),
     "matching-h100": of_criterion,
+    "spread-vocabulary-h200": of_spread_vocabulary,
+    **dict.fromkeys(("spread-contrastive-h100", "spread-contrastive-h200"), of_spread_contrastive),
+    "spread-trainings-h200": of_spread_trainings,
 }
 NO_CASES = {
     **dict.fromkeys(("before-after-h100", "specialisation-h100", "tiles-h200", "kernels-earned-h200"), "two forms of ours, or a choice"),
     **dict.fromkeys(("deviations-h100", "precision-h200", "effects", "training-h200"), "errors and results, not costs beside another's"),
     **dict.fromkeys(("several-gpus-h100", "several-gpus-h200", "speed-h100-x4"), "several GPUs beside one"),
-    **dict.fromkeys(("spread-contrastive-h100", "spread-vocabulary-h200", "spread-vocabulary-h100-x4"), "several GPUs beside one"),
+    "spread-vocabulary-h100-x4": "several GPUs beside one",
 }
 """Files without a case that another computes, and why."""
 

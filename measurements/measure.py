@@ -41,7 +41,8 @@ MEASUREMENTS = {
     "effects": Measurement("measure_effects", "effects.json", ("--parts",), gpus=0),
     "several_gpus": Measurement("measure_several_gpus", "several-gpus-h100.json", ("--small",), gpus=2),
     "spread_vocabulary": Measurement("spread_vocabulary", "spread-vocabulary-h200.json", ("--small",), gpus=2),
-    "spread_contrastive": Measurement("spread_contrastive", "spread-contrastive-h100.json", ("--small",), gpus=2),
+    "spread_contrastive": Measurement("spread_contrastive", "spread-contrastive-h200.json", ("--small",), gpus=2),
+    "spread_trainings": Measurement("spread_trainings", "spread-trainings-h200.json", ("--small", "--parts"), gpus=2),
 }
 OPTIONS = {
     "--small": {"action": "store_true", "help": "measure little, with or without a GPU: does it work?"},

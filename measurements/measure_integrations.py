@@ -11,7 +11,6 @@ head tied to the embedding repeats the last token, and a size that gives logits 
 
 import contextlib
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import os
@@ -26,10 +25,11 @@ from typing import Any, NamedTuple
 import reported
 import torch
 from measure_precision import STEP, exactly, logps_of
-from measuring import Request, free_memory, measure_parts, peak_mib, relative
+from measuring import Request, free_memory, installed, measure_parts, peak_mib, relative
 from torch import Tensor
 from torch.utils import _pytree
 
+from lab.processes.distributed import ranks
 from lossforge.bench import measure as bench_measure
 from lossforge.bench.measure import synchronize
 
@@ -143,18 +143,9 @@ def integrations(request: Request) -> int:
     parts = {
         name: partial(part, sizes, device) for name, part in zip(PARTS, (trl, trainer, *steps, curves, detectors, open_clip), strict=True)
     }
-    rows, failed = measure_parts(request, parts, {**request.source("triton"), **versions()})
+    rows, failed = measure_parts(request, parts, {**request.source("triton"), **installed(*reported.LIBRARIES)})
     print(reported.integrations(request.out))
     return int(bool(failed) or any(row["contender"] == "lossforge" and "failed" in row for row in rows))
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the libraries that are installed here."""
-    found = {}
-    for name in reported.LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 def missing(*modules: str) -> str | None:
@@ -519,12 +510,15 @@ def spied() -> Iterator[Spy]:
         utils._ChunkedLogProbFunction = own
 
 
-def trl_row(kind: str, name: str, patched: Callable[[], Context], first: Row, sizes: Sizes, device: torch.device) -> Row:
-    """Train, and return the figures. first: what TRL's own first step found, which is written here and compared with."""
+def clock_of(sizes: Sizes, device: torch.device, at_first_step: Callable[[], None] | None = None) -> Any:
+    """Return a callback of a trainer, which times the steps after the warm-up, and counts the peak of memory from there on.
+
+    at_first_step: is called after the first step.
+    """
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
-        """Checks the first step, and times those after the warm-up."""
+        """Keeps the milliseconds of each step as `taken`."""
 
         def __init__(self) -> None:
             self.taken: list[float] = []
@@ -539,18 +533,29 @@ def trl_row(kind: str, name: str, patched: Callable[[], Context], first: Row, si
             synchronize(device)
             if state.global_step > sizes.warm_up:
                 self.taken.append((time.perf_counter() - self.began) * 1e3)
-            if state.global_step == 1:
-                self.errors, self.targets = spy.errors()
+            if state.global_step == 1 and at_first_step is not None:
+                at_first_step()
 
+    return Clock()
+
+
+def trl_row(kind: str, name: str, patched: Callable[[], Context], first: Row, sizes: Sizes, device: torch.device) -> Row:
+    """Train, and return the figures. first: what TRL's own first step found, which is written here and compared with."""
+
+    def at_first_step() -> None:
+        found["errors"], found["targets"] = spy.errors()
+
+    found: Row = {}
     with tempfile.TemporaryDirectory() as folder, patched(), spied() as spy:
-        trained, clock = trl_trainer(kind, name, folder, sizes, device), Clock()
+        trained, clock = trl_trainer(kind, name, folder, sizes, device), clock_of(sizes, device, at_first_step)
         trained.add_callback(clock)
         trained.train()
         line = trained.state.log_history[0]
-    found = {"loss": float(line["loss"]), "grad_norm": float(line["grad_norm"]), "targets": clock.targets.tolist()}
+    errors = found.pop("errors")
+    found = {"loss": float(line["loss"]), "grad_norm": float(line["grad_norm"]), "targets": found["targets"].tolist()}
     if not first:
         first |= found
-    row: Row = {**clock.errors, "same_tokens": found["targets"] == first["targets"]}
+    row: Row = {**errors, "same_tokens": found["targets"] == first["targets"]}
     if row["same_tokens"]:  # GRPO's are sampled
         row["loss_difference"] = abs(found["loss"] - first["loss"]) / max(abs(first["loss"]), 1)
         row["grad_norm_difference"] = abs(found["grad_norm"] - first["grad_norm"]) / first["grad_norm"]
@@ -558,8 +563,8 @@ def trl_row(kind: str, name: str, patched: Callable[[], Context], first: Row, si
     return row | {"taken": clock.taken, "peak_mib": peak_mib()}
 
 
-def trl_trainer(kind: str, name: str, folder: str, sizes: Sizes, device: torch.device) -> Any:
-    """Return a trainer whose step has rows · tokens tokens."""
+def trl_trainer(kind: str, name: str, folder: str, sizes: Sizes, device: torch.device, given: Row | None = None) -> Any:
+    """Return a trainer whose step has rows · tokens tokens a process. given: further settings."""
     import trl as library
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -588,8 +593,9 @@ def trl_trainer(kind: str, name: str, folder: str, sizes: Sizes, device: torch.d
         "use_cpu": cpu,
         "save_strategy": "no",
         "disable_tqdm": True,
+        **(given or {}),
     }
-    count = sizes.rows * steps
+    count = sizes.rows * steps * ranks()
     if kind == "SFT":
         rows = Dataset.from_dict({"text": texts(count, tokens - 1)})
         return library.SFTTrainer(model, library.SFTConfig(**settings, max_length=tokens), train_dataset=rows, processing_class=tokenizer)

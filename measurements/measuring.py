@@ -9,10 +9,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,15 @@ class Request:
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{len(os.sched_getaffinity(0))} CPU cores"
         versions = {name: import_module(name).__version__ for name in ("torch", *libraries)}
         return {"gpu": gpu, **versions, "commit": self.commit, "date": datetime.now(UTC).date().isoformat()}
+
+
+def installed(*names: str) -> dict[str, str]:
+    """Return the versions of the libraries that are installed here."""
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def measure_parts(

@@ -325,6 +325,8 @@ deviations = Table(
 
 
 NUMBERS = {2: "Two", 4: "Four"}
+PARALLEL_LIBRARIES = ("liger-kernel", "megatron-core")
+TRAINING_LIBRARIES = ("transformers", "trl", "accelerate")
 
 
 def spread_vocabulary(*files: Path) -> str:
@@ -335,16 +337,15 @@ def spread_vocabulary(*files: Path) -> str:
 def _spread_vocabulary(file: Path) -> str:
     found = found_in(file)
     number = NUMBERS[found["gpus"]]
-    rows = [{**row, "of_one": row["errors"][0], "of_all": row["errors"][1]} for row in found["rows"]]
-    header = (
-        f"tokens × features × classes | form | one GPU, ms | {number.lower()}, ms | one's time / {found['gpus']} by theirs | "
-        "peak MiB: one | each | errors of the gradients, input's and weight's: one | all"
-    )
-    cells = (
-        "{rows:d} × {features:d} × {classes:d} | {form} | {one_ms:.1f} | {ms:.1f} | {share:.1%} | {one_mib:,.0f} | {mib:,.0f} | "
-        "{of_one[0]:.1e}, {of_one[1]:.1e} | {of_all[0]:.1e}, {of_all[1]:.1e}"
-    )
-    tables = [f"{source(found, gpus=number)}.", table(header, cells, rows)]
+    rows = [{"contender": "lossforge", **row} for row in found["rows"]]
+    own = [row for row in rows if row["contender"] == "lossforge"]
+    libraries = [name for name in PARALLEL_LIBRARIES if name in found]
+    tables = [
+        f"{source(found, *libraries, gpus=number)}.",
+        table(*_of_spread(found["gpus"], "tokens × features × classes"), _with_errors(own)),
+    ]
+    if others := [row for row in rows if row["contender"] != "lossforge"]:
+        tables += ["Beside other libraries, in turns in one run:", _beside_libraries(found["gpus"], rows, others)]
     if beside := found.get("beside_fsdp"):
         header = "blocks × tokens × features × classes | form | GPUs | step, ms | peak MiB a GPU | gradients differ by"
         cells = (
@@ -355,8 +356,70 @@ def _spread_vocabulary(file: Path) -> str:
     return "\n\n".join(tables)
 
 
-# what contrastive losses of features spread over GPUs take, in a ring and gathered
-spread_contrastive = Table(
+def _of_spread(gpus: int, sizes: str) -> tuple[str, str]:
+    """Return header and cells of a table of losses on one GPU and on several. sizes: what the first column has."""
+    header = (
+        f"{sizes} | form | one GPU, ms | {NUMBERS[gpus].lower()}, ms | one's time / {gpus} by theirs | without exchanges, ms | "
+        "peak MiB: one | each | errors of the gradients: one | all"
+    )
+    cells = "{sizes} | {form} | {one_ms:.1f} | {ms:.1f} | {share:.1%} | {part_ms:.1f} | {one_mib:,.0f} | {mib:,.0f} | {of_one} | {of_all}"
+    return header, cells
+
+
+def _with_errors(rows: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    for row in rows:
+        of_one, of_all = (", ".join(f"{error:.1e}" for error in errors) for errors in row["errors"])
+        sizes = " × ".join(str(row[name]) for name in ("rows", "features", "classes") if name in row)
+        yield {"part_ms": None, **row, "of_one": of_one, "of_all": of_all, "sizes": sizes}
+
+
+def _beside_libraries(gpus: int, rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
+    """Return the forms that other libraries compute, with those that failed below the table."""
+    forms = {row["form"] for row in others}
+    shown = _with_errors(row for row in rows if row["form"] in forms and "ms" in row)
+    header = f"form | by | ms | from – to | one's time / {gpus} by theirs | peak MiB each | errors of the gradients"
+    cells = "{form} | {contender} | {ms:.2f} | {low:.2f} – {high:.2f} | {share:.1%} | {mib:,.0f} | {of_all}"
+    failed = [f"{row['contender']} ({row['form']}): {row['failed']}." for row in others if "failed" in row]
+    return "\n\n".join([table(header, cells, shown), *(["Without figures:", *failed] if failed else [])])
+
+
+def spread_trainings(file: Path) -> str:
+    """Return what trainings on several GPUs take, and how far the losses of their steps are from the library's own."""
+    found = found_in(file)
+    first: dict[Any, list[float]] = {}
+    rows = []
+    for row in found["rows"]:
+        if "failed" in row:
+            rows.append(row | dict.fromkeys(("step_ms", "low", "high", "peak_mib"), None) | {"told": row["failed"]})
+            continue
+        own = first.setdefault((row["kind"], row["parallel"]), row["losses"])
+        pairs = zip(row["losses"], own, strict=True)
+        off = max(abs(a - b) / max(abs(b), 1) for a, b in pairs)
+        low, high = row["step_ms_range"]
+        told = f"{row['losses'][0]:.4f} → {row['losses'][-1]:.4f}" + (f"; differ by {off:.1e}" if own is not row["losses"] else "")
+        rows.append({**row, "low": low, "high": high, "told": told})
+    header = "training | model | by | losses | step, ms | from – to | peak MiB a GPU | loss of the steps"
+    cells = "{kind} | {model} | {parallel} | {contender} | {step_ms:.1f} | {low:.1f} – {high:.1f} | {peak_mib:,.0f} | {told}"
+    libraries = [name for name in TRAINING_LIBRARIES if name in found]
+    return f"{source(found, *libraries, gpus=NUMBERS[found['gpus']])}.\n\n{table(header, cells, rows)}"
+
+
+def spread_contrastive(*files: Path) -> str:
+    """Return what losses of features spread over GPUs take: in a ring and gathered, and those without negatives beside one GPU."""
+    return "\n\n".join(map(_spread_contrastive, files))
+
+
+def _spread_contrastive(file: Path) -> str:
+    found = found_in(file)
+    tables = [ring_and_gathered(file)]
+    if rows := found.get("rows"):
+        about = "Losses of a whole batch and centres of a teacher's logits, float32, with all rows on one GPU and with each GPU's own:"
+        tables += [about, table(*_of_spread(found["gpus"], "rows × features"), _with_errors(rows))]
+    return "\n\n".join(tables)
+
+
+# what contrastive losses take, in a ring and gathered
+ring_and_gathered = Table(
     "loss | form | forward, ms | backward, ms | both, ms | peak MiB a GPU | errors: loss | images | texts",
     "{loss} | {form} | {forward_ms:.1f} | {backward_ms:.1f} | {ms:.1f} | {mib:,.0f} | {errors[0]:.1e} | {errors[1]:.1e} | {errors[2]:.1e}",
     lambda found: (
@@ -663,7 +726,8 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     **{name: (partial(drafts, losses=losses), DRAFTS) for name, losses in DRAFTS_OF.items()},
     "deviations": (deviations, RESULTS / "deviations-h100.json"),
     "spread vocabulary": (spread_vocabulary, *(RESULTS / f"spread-vocabulary-{gpus}.json" for gpus in ("h200", "h100-x4"))),
-    "spread contrastive": (spread_contrastive, RESULTS / "spread-contrastive-h100.json"),
+    "spread contrastive": (spread_contrastive, *(RESULTS / f"spread-contrastive-{gpu}.json" for gpu in ("h200", "h100"))),
+    "spread trainings": (spread_trainings, RESULTS / "spread-trainings-h200.json"),
     "effects": (effects, EFFECTS),
     "calibration": (calibration, EFFECTS),
     "several gpus": (several_gpus, *SEVERAL_GPUS),

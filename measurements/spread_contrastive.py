@@ -1,32 +1,53 @@
-"""Measure contrastive losses of features spread over GPUs: the ring of `group=` beside open_clip's gathered form.
+"""Measure losses of features spread over GPUs: the ring of `group=` beside open_clip's gathered form, and losses without negatives.
 
 BATCH pairs in all, of WIDTH features in bfloat16, with a learned scale in float32. Forward and backward are timed apart. A time is the
 median of CALLS calls, the slowest process's; the memory is what a call takes beside the features. Gradients are those that DDP averages:
 of open_clip's forms, whose gathers add up the gradients of all processes, and of the ring alike. The error is the largest difference from
-float64 of the loss, relative, and of the gradients of ROWS images and texts, relative to their largest entry.
-With --small, 64 pairs of 16 features on two processes of the CPU.
+float64 of the loss, relative, and of the gradients of ROWS images and texts, relative to their largest entry. Losses without negatives and
+centres of a teacher's logits are of float32, and stand beside one GPU with all rows, by the rules of spread_vocabulary.py; so do their
+errors. With --small, 64 pairs of 16 features on two processes of the CPU.
 """
 
+import functools
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import reported
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from measuring import Request, Timer, largest, launched, peak_mib, processes
+from measuring import Request, Timer, free_memory, largest, launched, peak_mib, processes
+from spread_vocabulary import OURS, Case, Contender, Gradients, gradients, rows_of
 from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
 from lab.processes import distributed
 from lab.run.machine import pick_device
-from lossforge.losses import clip_loss_from_features, info_nce_loss, siglip_loss_from_features
+from lossforge.losses import (
+    barlow_twins_loss,
+    clip_loss_from_features,
+    info_nce_loss,
+    koleo_loss,
+    mean_center,
+    siglip_loss_from_features,
+    sinkhorn_center,
+    vicreg_loss,
+)
 
 BATCH, WIDTH, SMALL = 65536, 512, (64, 16)
 CALLS, WARM, ROWS = 7, 2, 16
 SCALE, BIAS = 20.0, -10.0
+BATCHES: dict[str, tuple[Callable[..., Tensor], int, tuple[int, int], tuple[int, int]]] = {
+    "Barlow Twins": (barlow_twins_loss, 2, (8192, 4096), (32, 16)),
+    "VICReg": (vicreg_loss, 2, (8192, 4096), (32, 16)),
+    "KoLeo": (koleo_loss, 1, (16384, 1024), (32, 16)),
+    "mean_center": (mean_center, 0, (8192, 65536), (32, 16)),
+    "sinkhorn_center": (sinkhorn_center, 0, (8192, 65536), (32, 16)),
+}
+"""Losses of a whole batch: the function, how many views it takes with gradient (0: a centre of scores, without), rows and features of all
+processes, and those of --small."""
 Form = Callable[..., Tensor]
 
 
@@ -105,7 +126,9 @@ def timed(form: Form, leaves: list[Tensor]) -> dict[str, Any]:
             del loss, grads
     forward, backward, both = (statistics.median(each) for each in zip(*((*t, sum(t)) for t in times), strict=True))
     figures = {"forward_ms": forward, "backward_ms": backward, "ms": both, "mib": mib}
-    return {**{name: largest(value) for name, value in figures.items()}, "loss": loss.detach(), "grads": grads}
+    slowest = [max(t) for t in zip(*distributed.gathered([sum(t) for t in times]), strict=True)]
+    spread = {"range": [min(slowest), max(slowest)]}
+    return {**{name: largest(value) for name, value in figures.items()}, **spread, "loss": loss.detach(), "grads": grads}
 
 
 def memory(device: torch.device) -> float:
@@ -188,16 +211,55 @@ def measure(name: str, of_name: dict[str, Form], a: Tensor, b: Tensor) -> dict[s
     return found
 
 
+def batches(small: bool, device: torch.device) -> Iterator[tuple[tuple[int, int], Case]]:
+    """Yield losses whose scalar is that of all rows, and centres of all rows, with their sizes."""
+    world = dist.get_world_size()
+    for name, (function, views, full, little) in BATCHES.items():
+        rows, width = little if small else full
+        generator = torch.Generator(device).manual_seed(0)
+        first = torch.randn(rows, width, device=device, generator=generator)
+        every = [first, first + torch.randn(rows, width, device=device, generator=generator)][: max(views, 1)]
+        own = slice(dist.get_rank() * rows // world, (dist.get_rank() + 1) * rows // world)
+        mine, wide = [t[own].clone() for t in every], [t.double() for t in every]
+        if not views:
+            calls = [functools.partial(center, function, *t, **spread) for t, spread in ((every, {}), (mine, {"group": dist.group.WORLD}))]
+            right = center(function, *wide)
+            yield (rows, width), Case(name, (right, right), {OURS: functools.partial(Contender, *calls)})
+            continue
+        for t in (*every, *mine, *wide):
+            t.requires_grad_()
+        exact = gradients(function, tuple(wide))
+        # with group, gradients are those of the sum of what all processes return
+        pair = tuple(g[:ROWS] for g in exact), tuple(g[own][:ROWS] * world for g in exact)
+        calls = [
+            functools.partial(gradients, function, tuple(every)),
+            functools.partial(gradients, function, tuple(mine), group=dist.group.WORLD),
+        ]
+        del wide, exact
+        free_memory()
+        yield (rows, width), Case(name, pair, {OURS: functools.partial(Contender, *calls)}, same_input=False)
+
+
+def center(function: Callable[..., Tensor], scores: Tensor, **spread: Any) -> Gradients:
+    """Return a centre of scores, which is the same with any constant added."""
+    found = function(scores, **spread)
+    return ((found - found.mean()).unsqueeze(0),)
+
+
 def work(request: Request, batch: int, width: int) -> None:
     """Measure as one of several processes; the first one writes what was measured so far."""
     device = pick_device("cpu" if request.small else "auto")
     distributed.start(device)
     a, b = features(batch, width, device)
+    source = request.source("triton") | {"gpus": distributed.ranks(), "batch": batch, "width": width}
+    rows: list[dict[str, Any]] = []
+    for sizes, case in batches(request.small, device):
+        rows += rows_of(sizes, case, device)
     found: dict[str, dict[str, Any]] = {}
     for name, of_name in forms(request.small).items():
         found[name] = measure(name, of_name, a, b)
         if distributed.rank() == 0:
-            request.save(request.source("triton") | {"gpus": distributed.ranks(), "batch": batch, "width": width, "losses": found})
+            request.save({**source, "losses": found, "rows": rows})
     dist.barrier()
     distributed.stop()
 

@@ -256,7 +256,8 @@ def renewed(text: str) -> str:
     def filled(place: re.Match[str]) -> str:
         begin, name, end = place.groups()
         make, *files = SECTIONS[name]
-        made = make(*files) if all(file.exists() for file in files) else NOT_MEASURED
+        measured = [file for file in files if file.exists()]
+        made = make(*measured) if measured or not files else NOT_MEASURED
         return f"{begin}\n\n{folded(made) if name in reported.SECTIONS else made}\n\n{end}"
 
     return PLACE.sub(filled, text)

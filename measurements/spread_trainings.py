@@ -1,0 +1,141 @@
+"""Measure trainings of language models on several GPUs by transformers' Trainer and by TRL, stock and with ours: losses, time and memory.
+
+Random models of a published shape train STEPS steps under DDP and under FSDP2, as accelerate runs them: the Trainer with
+`transformers.fuse`, SFT with packed sequences and GRPO at the level of sequences with `trl.patch()`. GRPO generates once, before the steps
+that count, on a model of fewer layers. Step time is the median after the warm-up, of the slowest GPU; memory is the largest of any GPU, the
+state of the optimiser included. The losses of all steps are beside the library's own: the largest difference, relative where the loss is
+above 1. What fails has its message. With --small, two processes of the CPU, where accelerate has no FSDP2 and runs DDP in its place.
+"""
+
+import contextlib
+import gc
+import statistics
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import reported
+import torch
+import torch.distributed as dist
+from measure_integrations import FULL, SMALL, Context, Sizes, clock_of, model_of, ours, trl_trainer
+from measuring import Request, free_memory, installed, largest, launched, peak_mib, processes
+
+from lab.processes import distributed
+from lab.run.machine import pick_device
+
+WARM, STEPS, ROWS, TOKENS = 4, 20, 8, 1024
+LAYERS = 8  # of GRPO's model, whose generation takes most of the time
+MODEL = "Qwen3-0.6B"
+LAYER = "Qwen3DecoderLayer"
+PARALLEL: dict[str, dict[str, Any]] = {
+    "DDP": {"ddp_find_unused_parameters": False},
+    "FSDP2": {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": [LAYER]}},
+}
+TRL: dict[str, dict[str, Any]] = {
+    "SFT": {"packing": True, "packing_strategy": "wrapped"},
+    "GRPO": {"importance_sampling_level": "sequence", "loss_type": "grpo", "beta": 0.0},
+}
+KINDS = {"Trainer": "transformers' Trainer", "SFT": "TRL's SFT, packed", "GRPO": "TRL's GRPO, sequence level"}
+
+
+class Tokens(torch.utils.data.Dataset[dict[str, Any]]):
+    """Rows of random tokens, the same in each process."""
+
+    def __init__(self, classes: int, tokens: int) -> None:
+        self.classes, self.tokens = classes, tokens
+
+    def __len__(self) -> int:
+        return 2**20
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = torch.randint(2, self.classes, (self.tokens,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": row, "labels": row}
+
+
+def sizes_of(kind: str, small: bool) -> tuple[str, Sizes]:
+    """Return the name of the model and the sizes of a training."""
+    if small:
+        return "tiny Qwen3", SMALL._replace(warm_up=1, steps=3)
+    family, shape = FULL.models[MODEL]
+    sizes = FULL._replace(warm_up=WARM, steps=STEPS - WARM, rows=ROWS, tokens=TOKENS)
+    if kind != "GRPO":
+        return MODEL, sizes
+    name = f"{MODEL}, {LAYERS} layers"
+    return name, sizes._replace(models={name: (family, shape | {"num_hidden_layers": LAYERS})}, rows=ROWS // 2, tokens=TOKENS // 2)
+
+
+def trainer_of(kind: str, name: str, folder: str, sizes: Sizes, device: torch.device, given: dict[str, Any], fused: bool) -> Any:
+    """Return a trainer, whose model has our loss where it is transformers' and `fused`."""
+    if kind != "Trainer":
+        return trl_trainer(kind, name, folder, sizes, device, given | TRL[kind])
+    import transformers
+
+    model = model_of(name, sizes, device)
+    if fused:
+        ours("transformers", model)
+    cpu = device.type == "cpu"
+    arguments = transformers.TrainingArguments(
+        folder,
+        max_steps=sizes.warm_up + sizes.steps,
+        per_device_train_batch_size=sizes.rows,
+        learning_rate=1e-6,
+        logging_steps=1,
+        report_to=[],
+        bf16=not cpu,
+        use_cpu=cpu,
+        save_strategy="no",
+        disable_tqdm=True,
+        **given,
+    )
+    return transformers.Trainer(model, arguments, train_dataset=Tokens(model.config.vocab_size, sizes.tokens))
+
+
+def training(kind: str, parallel: str, contender: str, small: bool, device: torch.device) -> dict[str, Any]:
+    """Train, and return the figures."""
+    name, sizes = sizes_of(kind, small)
+    row: dict[str, Any] = {"kind": KINDS[kind], "model": name, "parallel": parallel, "contender": contender}
+    fused = contender == "lossforge"
+    patched: Callable[[], Context] = partial(ours, "trl") if fused and kind != "Trainer" else contextlib.nullcontext
+    free_memory()
+    try:
+        with tempfile.TemporaryDirectory() as folder, patched():
+            trained, clock = trainer_of(kind, name, folder, sizes, device, dict(PARALLEL[parallel]), fused), clock_of(sizes, device)
+            trained.add_callback(clock)
+            trained.train()
+            lines = [line for line in trained.state.log_history if "grad_norm" in line]
+        taken = statistics.median(clock.taken)
+        row |= {"losses": [float(line["loss"]) for line in lines], "gradient_norms": [float(line["grad_norm"]) for line in lines]}
+        row |= {"step_ms": largest(taken), "step_ms_range": [-largest(-min(clock.taken)), largest(max(clock.taken))]}
+        row |= {"peak_mib": largest(peak_mib() or 0.0), "wrapped": type(trained.model_wrapped).__name__}
+        trained.accelerator.free_memory()
+    except Exception as problem:  # of a library, of any kind, and in all processes
+        row["failed"] = f"{type(problem).__name__}: {problem}"[:300]
+    gc.collect()
+    return row
+
+
+def work(request: Request) -> None:
+    """Measure as one of several processes; the first one writes what was measured so far."""
+    device = pick_device("cpu" if request.small else "auto")
+    distributed.start(device)
+    found: dict[str, Any] = {**request.source("triton"), **installed(*reported.TRAINING_LIBRARIES), "gpus": distributed.ranks(), "rows": []}
+    found["about"] = " ".join((__doc__ or "").split("\n\n")[-1].split())
+    for kind in request.parts or PARTS:
+        for parallel in PARALLEL:
+            for contender in ("transformers" if kind == "Trainer" else "trl", "lossforge"):
+                found["rows"].append(row := training(kind, parallel, contender, request.small, device))
+                dist.barrier()
+                if distributed.rank() == 0:
+                    print(row, flush=True)
+                    request.save(found)
+    distributed.stop()
+
+
+PARTS = tuple(KINDS)
+
+
+def spread_trainings(request: Request) -> int:
+    launched(work, processes(request), request, threads=1 if request.small else 8)
+    print(reported.spread_trainings(request.out))
+    return 0
