@@ -9,6 +9,7 @@ above 1. What fails has its message. With --small, two processes of the CPU, whe
 
 import contextlib
 import gc
+import os
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -32,6 +33,8 @@ PARALLEL: dict[str, dict[str, Any]] = {
     "DDP": {"ddp_find_unused_parameters": False},
     "FSDP2": {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": [LAYER]}},
 }
+WRAPPED = {"DDP": "DistributedDataParallel", "FSDP2": "FSDP"}
+"""How the name of the class begins that a model has then."""
 TRL: dict[str, dict[str, Any]] = {
     "SFT": {"packing": True, "packing_strategy": "wrapped"},
     "GRPO": {"importance_sampling_level": "sequence", "loss_type": "grpo", "beta": 0.0},
@@ -108,10 +111,14 @@ def training(kind: str, parallel: str, contender: str, small: bool, device: torc
         row |= {"losses": [float(line["loss"]) for line in lines], "gradient_norms": [float(line["grad_norm"]) for line in lines]}
         row |= {"step_ms": largest(taken), "step_ms_range": [-largest(-min(clock.taken)), largest(max(clock.taken))]}
         row |= {"peak_mib": largest(peak_mib() or 0.0), "wrapped": type(trained.model_wrapped).__name__}
+        if device.type == "cuda" and not row["wrapped"].startswith(WRAPPED[parallel]):
+            raise RuntimeError(f"the model was wrapped by {row['wrapped']}, not by {parallel}")
         trained.accelerator.free_memory()
     except Exception as problem:  # of a library, of any kind, and in all processes
         row["failed"] = f"{type(problem).__name__}: {problem}"[:300]
     gc.collect()
+    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:  # accelerate's next training would take them
+        del os.environ[name]
     return row
 
 
