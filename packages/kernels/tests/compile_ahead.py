@@ -32,6 +32,7 @@ from lossforge.kernels.call import Head
 from lossforge.kernels.classes.calls import DivergenceCall, RowwiseCall
 from lossforge.kernels.classes.divergence import launch as divergence_launch
 from lossforge.kernels.classes.rowwise import launch as row_launch
+from lossforge.kernels.features import sinkhorn
 from lossforge.kernels.linear import launch as linear_launch
 from lossforge.kernels.math import hold
 from lossforge.kernels.plans import PLANS
@@ -538,6 +539,7 @@ def self_distillation(recorder: Recorder) -> None:
         recorder.case = f"sinkhorn {dtype} value"
         sinkhorn_center(torch.zeros(200, 1000, dtype=dtype))
         sinkhorn_center(torch.zeros(1001, 200, dtype=dtype).T, iterations=1)
+        sinkhorn.of_rows(torch.zeros(200, 1000, dtype=dtype), torch.zeros(1000), 0.05)
         for classes, mode in ((96, "forward"), (65_536, "forward"), (65_537, "backward")):
             recorder.case = f"dino_center {dtype} {classes} classes {mode}"
             x, teacher = torch.zeros(4, classes, dtype=dtype, requires_grad=True), torch.zeros(4, classes, dtype=dtype)

@@ -116,6 +116,7 @@ def batches(group):
         "koleo",
         "centre",
         "sinkhorn",
+        "sinkhorn by kernels",
     )
     features.check_losses(group, [5, 0, 3], names, ("mean", "none"))
 

@@ -91,6 +91,7 @@ def cases(samples: int) -> dict[str, Case]:
         "koleo": exact(lambda a, **o: L.koleo_loss(a, **o), rows()),
         "centre": Case(lambda x, **o: L.mean_center(x, torch.ones(FEATURES).double(), **o), [], (rows().double(),), 0, scalar=True),
         "sinkhorn": Case(lambda x, **o: L.sinkhorn_center(x, 0.3, **o), [], (rows().double(),), 0, scalar=True),
+        "sinkhorn by kernels": Case(lambda x, **o: L.sinkhorn_center(x, 0.3, **o), [], (rows(),), 0, scalar=True),
     }
 
 

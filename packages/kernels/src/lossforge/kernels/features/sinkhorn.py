@@ -5,7 +5,8 @@ For scores x (N, C) in units of T ln 2, u (N,) and v (C,) to base 2:
     vⱼ = -log₂ Σᵢ 2^(xᵢⱼ + uᵢ)        uᵢ = -log₂ Σⱼ 2^(xᵢⱼ + vⱼ)
 
 A program of the first kernel has the columns of a block: it reads them once for v, and once more, in part from the cache, for the sums of
-the rows over its block. The second kernel joins the blocks.
+the rows over its block. The second kernel joins the blocks. Where the rows are spread over processes, v is that of all: its two sweeps are
+two launches then, and the processes add up between them.
 """
 
 import math
@@ -29,18 +30,36 @@ JOIN = 64
 
 def center(x: Tensor, temperature: float, iterations: int) -> tuple[Tensor]:
     """Return what the scaling of exp(x / temperature) subtracts from each column of scores x (N, C), in float32."""
-    rows, columns = x.shape
-    blocks = triton.cdiv(columns, BC)
-    scale = math.log2(math.e) / temperature
     u: Tensor | None = None
     for _ in range(iterations - 1):
-        v, parts, sums = new_like(x, ((columns,), FLOAT)), new_like(x, ((2, blocks, rows), FLOAT)), new_like(x, ((rows,), FLOAT))
-        Launch(sinkhorn_columns_kernel, (blocks,), (as_strided(x), u, v, parts, rows, columns, scale), BR=BR, BC=BC, num_warps=4).start()
-        Launch(sinkhorn_rows_kernel, (triton.cdiv(rows, JOIN),), (parts, sums, rows, blocks), BR=JOIN, num_warps=4).start()
-        u = sums
-    out = new_like(x, ((columns,), FLOAT))
-    Launch(sinkhorn_columns_kernel, (blocks,), (as_strided(x), u, out, None, rows, columns, scale), BR=BR, BC=BC, num_warps=4).start()
+        (u,) = _of_rows(x, u, None, temperature)
+    return of_columns(x, u, temperature)
+
+
+def of_columns(x: Tensor, u: Tensor | None, temperature: float) -> tuple[Tensor]:
+    """Return -v T ln 2 (C,) of these rows, from their u; None for 0."""
+    out = new_like(x, ((x.shape[1],), FLOAT))
+    _columns(x, u, None, out, None, temperature)
     return (out,)
+
+
+def of_rows(x: Tensor, known: Tensor, temperature: float) -> tuple[Tensor]:
+    """Return u (N,) from `known`, the -v T ln 2 of the rows of all processes."""
+    return _of_rows(x, None, known, temperature)
+
+
+def _of_rows(x: Tensor, u: Tensor | None, known: Tensor | None, temperature: float) -> tuple[Tensor]:
+    rows, blocks = x.shape[0], triton.cdiv(x.shape[1], BC)
+    parts, sums = new_like(x, ((2, blocks, rows), FLOAT)), new_like(x, ((rows,), FLOAT))
+    _columns(x, u, known, None, parts, temperature)
+    Launch(sinkhorn_rows_kernel, (triton.cdiv(rows, JOIN),), (parts, sums, rows, blocks), BR=JOIN, num_warps=4).start()
+    return (sums,)
+
+
+def _columns(x: Tensor, u: Tensor | None, known: Tensor | None, out: Tensor | None, parts: Tensor | None, temperature: float) -> None:
+    rows, columns = x.shape
+    given = as_strided(x), u, known, out, parts, rows, columns, math.log2(math.e) / temperature
+    Launch(sinkhorn_columns_kernel, (triton.cdiv(columns, BC),), given, BR=BR, BC=BC, num_warps=4).start()
 
 
 @triton.jit
@@ -52,30 +71,34 @@ def scores(x, i, j, rows, columns, scale):
 
 
 @triton.jit(do_not_specialize=("rows",))
-def sinkhorn_columns_kernel(x, u_ptr, out_ptr, parts_ptr, rows, columns, scale, BR: tl.constexpr, BC: tl.constexpr):
-    """Store v and the parts of the rows' sums, or without `parts_ptr` -v / scale.
+def sinkhorn_columns_kernel(x, u_ptr, known_ptr, out_ptr, parts_ptr, rows, columns, scale, BR: tl.constexpr, BC: tl.constexpr):
+    """Compute v of a block of columns, and the parts of the rows' sums over it.
 
     Args:
         u_ptr: (rows,), or None for 0.
-        parts_ptr: (2, blocks, rows): maximum and sum.
+        known_ptr: (columns,), -v / scale where it is known; None to compute it.
+        out_ptr: where -v / scale is stored; None not to store it.
+        parts_ptr: (2, blocks, rows): maximum and sum; None not to compute them.
     """
     block = tl.program_id(0).to(tl.int64)
     j = block * BC + tl.arange(0, BC)
-    m = tl.full([BC], LOWEST, tl.float32)
-    s = tl.zeros([BC], tl.float32)
-    for start in range(0, rows, BR):
-        i = start + tl.arange(0, BR)
-        t = scores(x, i, j, rows, columns, scale)
-        if u_ptr is not None:
-            t += tl.load(u_ptr + i, mask=i < rows, other=0.0)[:, None]
-        top = tl.maximum(m, tl.max(t, 0))
-        s = s * exp2(m - top) + tl.sum(exp2(t - top[None, :]), 0)
-        m = top
-    total = m + log(s) * LOG2E
-    if parts_ptr is None:
-        tl.store(out_ptr + j, total / scale, mask=j < columns)
+    if known_ptr is None:
+        m = tl.full([BC], LOWEST, tl.float32)
+        s = tl.zeros([BC], tl.float32)
+        for start in range(0, rows, BR):
+            i = start + tl.arange(0, BR)
+            t = scores(x, i, j, rows, columns, scale)
+            if u_ptr is not None:
+                t += tl.load(u_ptr + i, mask=i < rows, other=0.0)[:, None]
+            top = tl.maximum(m, tl.max(t, 0))
+            s = s * exp2(m - top) + tl.sum(exp2(t - top[None, :]), 0)
+            m = top
+        total = m + log(s) * LOG2E
     else:
-        tl.store(out_ptr + j, -total, mask=j < columns)
+        total = tl.load(known_ptr + j, mask=j < columns, other=0.0) * scale
+    if out_ptr is not None:
+        tl.store(out_ptr + j, total / scale, mask=j < columns)
+    if parts_ptr is not None:
         blocks = tl.num_programs(0)
         for start in range(0, rows, BR):
             i = start + tl.arange(0, BR)

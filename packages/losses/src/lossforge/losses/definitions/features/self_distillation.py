@@ -177,7 +177,7 @@ def sinkhorn_center(
         temperature: T above 0.
         iterations: at least 1, each with one sum over the samples, and all but the last one over the prototypes too.
         group: processes over which the samples are spread, a ProcessGroup or a DeviceMesh of one dimension: each gives its own, of any
-            number, and all get one centre. Then plain PyTorch computes it; the processes exchange C numbers an iteration.
+            number, and all get one centre. The processes exchange C numbers an iteration.
 
     Returns:
         c (C,), float32 (float64 for float64), without gradient; to a constant that softmax does not see.
@@ -197,7 +197,7 @@ def sinkhorn_center(
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, got {iterations}")
     if group is not None:
-        return _plain_center(x, temperature, iterations, batch_of(group, "scores", x))
+        return _center_over_processes(scores.detach().resolve_neg(), temperature, iterations, batch_of(group, "scores", x))
     found: Tensor = OPERATORS.sinkhorn_center(scores.detach().resolve_neg(), temperature, iterations)
     return found
 
@@ -207,6 +207,21 @@ def _center(scores: Tensor, temperature: float, iterations: int) -> Tensor:
         launched_center: tuple[Tensor] = launched("features.sinkhorn", "center", (scores,), temperature, iterations)
         return launched_center[0]
     return _plain_center(accurate(scores), temperature, iterations, Batch([len(scores)]))
+
+
+def _center_over_processes(scores: Tensor, temperature: float, iterations: int, batch: Batch) -> Tensor:
+    if not scores.numel() or not kernels_apply(scores):
+        return _plain_center(accurate(scores), temperature, iterations, batch)
+
+    def of_all(u: Tensor | None) -> Tensor:
+        (own,) = launched("features.sinkhorn", "of_columns", (scores, u), temperature)
+        return batch.logsumexp(own.unsqueeze(0) / temperature) * temperature
+
+    center = of_all(None)
+    for _ in range(iterations - 1):
+        (u,) = launched("features.sinkhorn", "of_rows", (scores, center), temperature)
+        center = of_all(u)
+    return center
 
 
 def _plain_center(x: Tensor, temperature: float, iterations: int, batch: Batch) -> Tensor:
