@@ -195,7 +195,7 @@ def integrations(file: Path) -> str:
             "{case} | {contender} | {step_ms:,.2f} | {step_ms_range[0]:,.1f} to {step_ms_range[1]:,.1f}",
         )
         if part == "detectors":
-            header += " | waits for the GPU | criterion, ms | waits of the criterion"
+            header += " | synchronisations | criterion, ms | synchronisations of the criterion"
             cells += " | {step_waits:d} | {criterion_ms:,.2f} | {criterion_waits:d}"
         shown = table(
             f"{header} | peak MiB | {named}",
@@ -276,7 +276,7 @@ def problems(file: Path) -> str:
         told: dict[str, Any] = {"contender": "plain torch" if each["contender"] == "torch" else each["contender"], "beside": beside}
         told |= {
             "what": (f"`{name}` {sizes}" if "_" in name else problem) if first else "",
-            "waits": "waits for the GPU" if each.get("waits") else "",
+            "waits": "synchronises" if each.get("waits") else "",
         }
         told["floor"] = None if floor is None or "ms" not in each else f"{floor / each['ms']:.0%}"
         rows.append({"peak_mib": None, "operations": None, "ms": None, **each, **told, "failed": each.get("error", "")[:80]})
@@ -439,7 +439,7 @@ hungarian = Table(
 )
 # what DETR's criterion takes, ours beside that of transformers
 criterion = Table(
-    "layers × images × queries × boxes an image | by | operations | waits for the device | kernels, ms | step, ms | "
+    "layers × images × queries × boxes an image | by | operations | synchronisations | kernels, ms | step, ms | "
     "errors of the gradients: logits | boxes",
     "{layers:d} × {images:d} × {queries:d} × {boxes:d} | {by} | {operations:,d} | {waits:d} | {kernels_ms:.2f} | {ms:.1f} | "
     "{logits_error:.1e} | {boxes_error:.1e}",
@@ -583,10 +583,8 @@ def compared(reached: dict[Key, list[float]], beside: dict[Key, Key], higher: bo
     return found
 
 
-def columns_of(
-    difference: Difference | None, digits: int, factor: int = 1, words: tuple[str, str] = ("better", "worse"), role: str = "baseline"
-) -> dict[str, str]:
-    """Return the columns of a contender's difference, times a factor, or of what is compared with nothing."""
+def columns_of(difference: Difference | None, digits: int, factor: int = 1, role: str = "baseline") -> dict[str, str]:
+    """Return the columns of a difference to the baseline, times a factor; without a difference, the role."""
     if difference is None:
         return {"difference": role, "p": "", "corrected": "", "verdict": ""}
     of = difference.of
@@ -595,7 +593,7 @@ def columns_of(
         "difference": f"{factor * of.mean:+.{digits}f}{within}",
         "p": p_text(difference.p),
         "corrected": p_text(difference.holm),
-        "verdict": {"better": f"**{words[0]}**", "worse": f"**{words[1]}**"}.get(difference.verdict, "no"),
+        "verdict": f"**{difference.verdict}**" if difference.verdict in ("better", "worse") else "no",
     }
 
 
@@ -626,7 +624,7 @@ def effect_rows(file: Path = EFFECTS) -> Rows:
             runs = runs_of[command]
             row = {"command": command, "seeds": len(runs), "metric": METRICS[metric], "name": name}
             row |= {"mean": 100 * statistics.mean(values), "deviation": 100 * statistics.stdev(values)}
-            row |= columns_of(found.get((metric, command)), 1, 100, words=("yes", "the opposite"), role=runs[0]["role"])
+            row |= columns_of(found.get((metric, command)), 1, 100, role=runs[0]["role"])
             row["second"] = statistics.mean(second(run["values"]) for run in runs)
             row["seconds"] = statistics.mean(run.get("cpu_seconds", run["seconds"]) for run in runs)
             rows.append(row)

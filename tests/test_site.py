@@ -272,6 +272,22 @@ SEARCHED = {
 """What a person looks for, and the page that search finds first."""
 
 
+def linked(site: Path, page: str) -> set[str]:
+    """The pages to which a page's text links, without the navigation."""
+    article = re.search(r"<article.*?</article>", (site / f"{page}.html").read_text(encoding="utf-8"), re.S)[0]
+    targets = {(site / page).parent / link for link in re.findall(r"""<a [^>]*href=["']?([\w./-]+)\.html""", article)}
+    return {str(Path(os.path.normpath(target)).relative_to(site)) for target in targets}
+
+
+def test_what_people_look_for_is_two_clicks_from_the_front_page(site):
+    """By links in the text, because the navigation is closed on a phone. Three clicks lead to every page."""
+    one = linked(site, "index")
+    two = one.union(*(linked(site, page) for page in one))
+    pages = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")} - {"404", "index"}
+    assert {*SEARCHED.values()} <= two
+    assert pages <= two.union(*(linked(site, page) for page in two))
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
 def test_search_finds_what_people_look_for_in_pages_that_are_opened_as_files(site):
     found = {}

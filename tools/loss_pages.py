@@ -59,7 +59,7 @@ def about(definition: Callable[..., Any]) -> str:
     _, *paragraphs = documented(definition)[0].split("\n\n")
     told = (each for each in paragraphs if not each.startswith(("Source: ", *GUIDE)))
     text = "\n\n".join(f"```text\n{each}\n```" if EQUATION.match(each) else each for each in told)
-    return f'<details markdown="1"><summary>The formula and its edges, in full</summary>\n\n{text}\n\n</details>' if text else ""
+    return folded("The formula and its edges, in full", text) if text else ""
 
 
 def arguments(function: Callable[..., Any], definition: Callable[..., Any]) -> str:
@@ -72,8 +72,14 @@ def arguments(function: Callable[..., Any], definition: Callable[..., Any]) -> s
             shared.append(f"`{name}={written}`")
         elif name not in OF_TORCH:
             rows.append([f"`{name}`", written and f"`{written}`", " ".join(text.split())])
-    table = tables.markdown(("argument", "default", "meaning"), rows)
-    return f"{table}\n\n[Options of every loss](../reference/options.md): {', '.join(shared)}." if shared else table
+    text = tables.markdown(("argument", "default", "meaning"), rows)
+    if shared:
+        text += f"\n\n[Options of every loss](../reference/options.md): {', '.join(shared)}."
+    return folded("Arguments and options", text)
+
+
+def folded(title: str, text: str) -> str:
+    return f'<details markdown="1"><summary>{title}</summary>\n\n{text}\n\n</details>'
 
 
 def measured(loss: str, report: Report) -> str:
@@ -110,7 +116,7 @@ def facts(declared: Declared) -> str:
         reductions = get_args(inspect.signature(declared.definition).parameters["reduction"].annotation)
         told |= {"targets": targets_of(declared), "reductions": ", ".join(f"`{each}`" for each in reductions)}
     if template:
-        told["template"] = f"[{template}](../know/template_{template}.md)"
+        told["how the kernel reads memory"] = f"[{template}](../know/template_{template}.md)"
     if declared.template and declared.template.fusing and declared.facts.get("domain", "logits") in ("logits", "cosines"):
         told["fused with a linear layer"] = f"`fuse_linear({name})`"
     if paper := declared.facts.get("paper"):
@@ -158,6 +164,9 @@ def page(family: str, report: Report) -> str:
     parts = [f"# {titles()[family]}"]
     if family in CURVES:
         parts += [f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)", CURVES[family].caption]
+    if len(members(family)) > 3:
+        links = ", ".join(f"[`{title_of(each)}`](#{title_of(each)})" for each in members(family))
+        parts.append(f"On this page: {links}. [Which loss to take](index.md#which-loss-to-take) compares them with all others.")
     return "\n\n".join([*parts, *(section(each, report) for each in members(family))]) + "\n"
 
 

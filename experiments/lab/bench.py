@@ -87,7 +87,7 @@ def measure(settings: Settings[BenchConfig], cases: list[Case], names: list[str]
 def summary(rows: list[Any]) -> str:
     """Summarise a case in one line: each contender's time."""
     figures = [f"{row.contender} {row.ms:.3f}" if row.ms is not None else f"{row.contender}: {row.status}" for row in rows]
-    return f"{rows[0].label} · ms: {' · '.join(figures)}" if rows else "no contender"
+    return f"{rows[0].label} · ms: {' · '.join(figures)}" if rows else "nothing was measured"
 
 
 def profile(cases: list[Case], names: list[str], device: torch.device, seed: int, folder: RunFolder, console: Console) -> None:
@@ -146,8 +146,8 @@ def table(report: Report) -> Any:
     rate = f", copy {report.copy_bytes_per_second / 1e12:.2f} TB/s" if report.copy_bytes_per_second else ""
     found = Table(title=f"{report.gpu if report.gpu != 'none' else 'wall-clock times on CPU'}{rate}", title_justify="left")
     found.add_column("case")
-    found.add_column("contender")
-    for name in ("fwd+bwd ms", "±", "of floor", "idle ms", "fwd ms", "of floor", "MiB", "host µs", "first ms"):
+    found.add_column("by")
+    for name in ("fwd+bwd ms", "±", "of limit", "idle ms", "fwd ms", "of limit", "MiB", "host µs", "first ms"):
         found.add_column(name, justify="right")
     last = ""
     for row in report.rows:
