@@ -18,7 +18,7 @@ from lab.detectors.detection.task import Detection
 from lab.detectors.detection.types import DetectionBatch, DetectorOutput, Matched
 from lab.run.machine import pick_device, seed_all
 from lab.training.trainer import Trainer
-from lossforge.bench.measure import first_milliseconds
+from lossforge.bench.measure import idle
 
 STEP = "task=detection model=retinanet_resnet50 loss=focal model.fixed_size=[800,1344] data.batch_size=16"
 FAST = "trainer.amp=bf16 trainer.channels_last=true optim.lr=1e-4 trainer.epochs=1"
@@ -168,7 +168,7 @@ def timed(trainer: Trainer, small: bool) -> dict[str, Any]:
 def match_milliseconds(task: Detection, batch: StockBatch, times: int) -> float:
     """Return the time of an assignment that does not depend on what is predicted, which the clock of the loss leaves out."""
     task.prepare(batch, training=True)
-    return first_milliseconds(lambda: [task.prepare(batch, training=True) for _ in range(times)], batch.images.device) / times
+    return idle(lambda: [task.prepare(batch, training=True) for _ in range(times)], batch.images.device) / times
 
 
 Loss = Callable[[DetectorOutput], Tensor]
