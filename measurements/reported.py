@@ -355,9 +355,10 @@ def _of_spread(gpus: int, sizes: str) -> tuple[str, str]:
     """Return header and cells of a table of losses on one GPU and on several. sizes: what the first column has."""
     header = (
         f"{sizes} | form | one GPU, ms | {NUMBERS[gpus].lower()}, ms | one's time / {gpus} by theirs | without exchanges, ms | "
-        "peak MiB: one | each | errors of the gradients: one | all"
+        "only exchanging, ms | idle, ms | peak MiB: one | each | errors of the gradients: one | all"
     )
-    cells = "{sizes} | {form} | {one_ms:.1f} | {ms:.1f} | {share:.1%} | {part_ms:.1f} | {one_mib:,.0f} | {mib:,.0f} | {of_one} | {of_all}"
+    cells = "{sizes} | {form} | {one_ms:.1f} | {ms:.1f} | {share:.1%} | {part_ms:.1f} | {exposed_ms:.2f} | {idle_ms:.2f} | "
+    cells += "{one_mib:,.0f} | {mib:,.0f} | {of_one} | {of_all}"
     return header, cells
 
 
@@ -365,7 +366,7 @@ def _with_errors(rows: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     for row in rows:
         of_one, of_all = (", ".join(f"{error:.1e}" for error in errors) for errors in row["errors"])
         sizes = " × ".join(str(row[name]) for name in ("rows", "features", "classes") if name in row)
-        yield {"part_ms": None, **row, "of_one": of_one, "of_all": of_all, "sizes": sizes}
+        yield {"part_ms": None, "exposed_ms": None, "idle_ms": None, **row, "of_one": of_one, "of_all": of_all, "sizes": sizes}
 
 
 def ahead(file: Path) -> list[str]:

@@ -167,6 +167,7 @@ def compared(
             if name == OURS and (part := made[name].alone) is not None:
                 part()
                 found[name]["part_ms"] = largest(statistics.median(window(part, device) for _ in range(WINDOWS)))
+            if name == OURS:
                 found[name] |= exchanges(made[name].several, device)
         yield name, made.get(name), found[name]
 
