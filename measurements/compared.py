@@ -212,7 +212,8 @@ def of_spread_vocabulary(path: Path) -> Cases:
     found = json.loads(path.read_text(encoding="utf-8"))
     for form, rows in grouped(found["rows"], lambda row: "{rows} × {features} × {classes}, {form}".format(**row)).items():
         if len(rows) > 1:
-            costs = {r["contender"]: Cost.between(r["ms"], r["low"], r["high"], r["mib"]) for r in rows if "ms" in r}
+            others = [row for row in rows if not row["contender"].startswith("lossforge, ")]
+            costs = {r["contender"]: Cost.between(r["ms"], r["low"], r["high"], r["mib"]) for r in others if "ms" in r}
             without = {row["contender"]: row["failed"] for row in rows if "failed" in row}
             yield Case(path.stem, form, SPREAD, f"cross entropy over {found['gpus']} GPUs, {form}", source(found), costs, without)
 
@@ -231,7 +232,7 @@ def of_spread_contrastive(path: Path) -> Cases:
 
 def of_spread_trainings(path: Path) -> Cases:
     found = json.loads(path.read_text(encoding="utf-8"))
-    for name, rows in grouped(found["rows"], lambda row: "{kind} of {model} under {parallel}".format(**row)).items():
+    for name, rows in grouped(found["rows"], lambda row: "{kind}: {model} under {parallel}".format(**row)).items():
         costs = {r["contender"]: Cost.between(r["step_ms"], *r["step_ms_range"], r["peak_mib"]) for r in rows if "step_ms" in r}
         without = {row["contender"]: row["failed"] for row in rows if "failed" in row}
         if "lossforge" in costs:

@@ -11,7 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from compared import HEADER, READERS
 from compared import SECTIONS as OF_CASES
+from compared import columns_of as costs_of
 
 from lab.comparison.stats import Difference, mean_of, paired_difference, write_verdicts
 from lossforge.bench.report import linear, load, tables
@@ -340,29 +342,30 @@ def _spread_vocabulary(file: Path) -> str:
     rows = [{"contender": "lossforge", **row} for row in found["rows"]]
     own = [row for row in rows if row["contender"] == "lossforge"]
     libraries = [name for name in PARALLEL_LIBRARIES if name in found]
-    tables = [
+    texts = [
         f"{source(found, *libraries, gpus=number)}.",
         table(*_of_spread(found["gpus"], "tokens × features × classes"), _with_errors(own)),
     ]
     if others := [row for row in rows if row["contender"] != "lossforge"]:
-        tables += ["Beside other libraries, in turns in one run:", _beside_libraries(found["gpus"], rows, others)]
+        texts += ["Beside other libraries, in turns in one run:", _beside_libraries(found["gpus"], rows, others), *ahead(file)]
     if beside := found.get("beside_fsdp"):
         header = "blocks × tokens × features × classes | form | GPUs | step, ms | peak MiB a GPU | gradients differ by"
         cells = (
             "{blocks:d} × {tokens:d} × {features:d} × {classes:d} | {form} | {processes:d} | {step_ms:.1f} | {peak_mib:,.0f} | {error:.1e}"
         )
         about = "A model of bfloat16 that ends in the loss, under AdamW; gradients against one GPU in float32:"
-        tables += [about, table(header, cells, beside)]
-    return "\n\n".join(tables)
+        texts += [about, table(header, cells, beside)]
+    return "\n\n".join(texts)
 
 
 def _of_spread(gpus: int, sizes: str) -> tuple[str, str]:
     """Return header and cells of a table of losses on one GPU and on several. sizes: what the first column has."""
     header = (
         f"{sizes} | form | one GPU, ms | {NUMBERS[gpus].lower()}, ms | one's time / {gpus} by theirs | without exchanges, ms | "
-        "peak MiB: one | each | errors of the gradients: one | all"
+        "only exchanging, ms | idle, ms | peak MiB: one | each | errors of the gradients: one | all"
     )
-    cells = "{sizes} | {form} | {one_ms:.1f} | {ms:.1f} | {share:.1%} | {part_ms:.1f} | {one_mib:,.0f} | {mib:,.0f} | {of_one} | {of_all}"
+    cells = "{sizes} | {form} | {one_ms:.1f} | {ms:.1f} | {share:.1%} | {part_ms:.1f} | {exposed_ms:.2f} | {idle_ms:.2f} | "
+    cells += "{one_mib:,.0f} | {mib:,.0f} | {of_one} | {of_all}"
     return header, cells
 
 
@@ -370,7 +373,13 @@ def _with_errors(rows: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     for row in rows:
         of_one, of_all = (", ".join(f"{error:.1e}" for error in errors) for errors in row["errors"])
         sizes = " × ".join(str(row[name]) for name in ("rows", "features", "classes") if name in row)
-        yield {"part_ms": None, **row, "of_one": of_one, "of_all": of_all, "sizes": sizes}
+        yield {"part_ms": None, "exposed_ms": None, "idle_ms": None, **row, "of_one": of_one, "of_all": of_all, "sizes": sizes}
+
+
+def ahead(file: Path) -> list[str]:
+    """Return who is ahead in each case of a file, by the rule of the first page; nothing where no other library has a figure."""
+    cases = [case for case in READERS.get(file.stem, lambda _: iter(()))(file) if case.others()]
+    return [tables.markdown(("case", *HEADER), [[case.title, *costs_of(case)] for case in cases])] if cases else []
 
 
 def _beside_libraries(gpus: int, rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
@@ -379,7 +388,7 @@ def _beside_libraries(gpus: int, rows: list[dict[str, Any]], others: list[dict[s
     shown = _with_errors(row for row in rows if row["form"] in forms and "ms" in row)
     header = f"form | by | ms | from – to | one's time / {gpus} by theirs | peak MiB each | errors of the gradients"
     cells = "{form} | {contender} | {ms:.2f} | {low:.2f} – {high:.2f} | {share:.1%} | {mib:,.0f} | {of_all}"
-    failed = [f"{row['contender']} ({row['form']}): {row['failed']}." for row in others if "failed" in row]
+    failed = [f"{row['contender']} ({row['form']}): {row['failed'].rstrip('.')}." for row in others if "failed" in row]
     return "\n\n".join([table(header, cells, shown), *(["Without figures:", *failed] if failed else [])])
 
 
@@ -401,7 +410,7 @@ def spread_trainings(file: Path) -> str:
     header = "training | model | by | losses | step, ms | from – to | peak MiB a GPU | loss of the steps"
     cells = "{kind} | {model} | {parallel} | {contender} | {step_ms:.1f} | {low:.1f} – {high:.1f} | {peak_mib:,.0f} | {told}"
     libraries = [name for name in TRAINING_LIBRARIES if name in found]
-    return f"{source(found, *libraries, gpus=NUMBERS[found['gpus']])}.\n\n{table(header, cells, rows)}"
+    return "\n\n".join([f"{source(found, *libraries, gpus=NUMBERS[found['gpus']])}.", table(header, cells, rows), *ahead(file)])
 
 
 def spread_contrastive(*files: Path) -> str:
@@ -411,11 +420,27 @@ def spread_contrastive(*files: Path) -> str:
 
 def _spread_contrastive(file: Path) -> str:
     found = found_in(file)
-    tables = [ring_and_gathered(file)]
+    texts = [ring_and_gathered(file), _ring_beside_gathered(found), *ahead(file)]
     if rows := found.get("rows"):
         about = "Losses of a whole batch and centres of a teacher's logits, float32, with all rows on one GPU and with each GPU's own:"
-        tables += [about, table(*_of_spread(found["gpus"], "rows × features"), _with_errors(rows))]
-    return "\n\n".join(tables)
+        texts += [about, table(*_of_spread(found["gpus"], "rows × features"), _with_errors(rows))]
+    return "\n\n".join(texts)
+
+
+def _ring_beside_gathered(found: dict[str, Any]) -> str:
+    """Return how much longer the ring takes than the fastest gathered form, and how much more memory that form takes."""
+    rows = []
+    for loss, forms in found["losses"].items():
+        others = {form: each for form, each in forms.items() if form != "ring" and "ms" in each}
+        if "ring" in forms and others:
+            form, best = min(others.items(), key=lambda pair: pair[1]["ms"])
+            ring = forms["ring"]
+            pairs = best["mib"] * 2**20 * found["gpus"] / found["batch"] ** 2
+            ratios = {"time": ring["ms"] / best["ms"], "memory": best["mib"] / ring["mib"] if ring["mib"] else None, "pairs": pairs}
+            rows.append({"loss": loss, "form": form, "exposed_ms": ring.get("exposed_ms"), **ratios})
+    header = "loss | the fastest gathered form | the ring's time / its | its MiB / the ring's | bytes a pair | the ring waits, ms"
+    cells = "{loss} | {form} | {time:.2f} | {memory:.1f} | {pairs:.1f} | {exposed_ms:.2f}"
+    return table(header, cells, rows)
 
 
 # what contrastive losses take, in a ring and gathered

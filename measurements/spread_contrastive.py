@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from measuring import Request, Timer, free_memory, largest, launched, peak_mib, processes
-from spread_vocabulary import OURS, Case, Contender, Gradients, gradients, rows_of
+from spread_vocabulary import OURS, Case, Contender, Gradients, exchanges, gradients, rows_of
 from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
@@ -204,7 +204,8 @@ def measure(name: str, of_name: dict[str, Form], a: Tensor, b: Tensor) -> dict[s
         if how == "ring":
             again = torch.autograd.grad(form(*leaves), leaves, allow_unused=True)
             same = all(g is None or torch.equal(g, h) for g, h in zip(grads, again, strict=True))
-            found[how]["same"] = same
+            call = functools.partial(lambda form: torch.autograd.grad(form(*leaves), leaves, allow_unused=True), form)
+            found[how] |= {"same": same, **exchanges(call, a.device)}
         if rank == 0:
             print(name, how, json.dumps(found[how]), flush=True)
         del grads

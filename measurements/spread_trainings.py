@@ -101,6 +101,7 @@ def training(kind: str, parallel: str, contender: str, small: bool, device: torc
     fused = contender == "lossforge"
     patched: Callable[[], Context] = partial(ours, "trl") if fused and kind != "Trainer" else contextlib.nullcontext
     free_memory()
+    before = dict(os.environ)
     try:
         with tempfile.TemporaryDirectory() as folder, patched():
             trained, clock = trainer_of(kind, name, folder, sizes, device, dict(PARALLEL[parallel]), fused), clock_of(sizes, device)
@@ -116,9 +117,9 @@ def training(kind: str, parallel: str, contender: str, small: bool, device: torc
         trained.accelerator.free_memory()
     except Exception as problem:  # of a library, of any kind, and in all processes
         row["failed"] = f"{type(problem).__name__}: {problem}"[:300]
+    os.environ.clear()  # where accelerate notes FSDP, which the next training would be under, too
+    os.environ.update(before)
     gc.collect()
-    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:  # accelerate's next training would take them
-        del os.environ[name]
     return row
 
 

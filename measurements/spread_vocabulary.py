@@ -8,9 +8,10 @@ On four GPUs it also measures a model whose vocabulary lies over two of them, an
 All contenders of a case take turns: one GPU computes the whole loss, then all of them their parts. A turn begins with a call that is not
 timed. A time is the slowest GPU's, the median of WINDOWS of CALLS calls, with the least and the most of them. `share` is a GPU's part of
 the time that one GPU takes, over the time of all. `part_ms` is the time of a GPU's classes alone, without exchanges. `exchange_ms` is the
-time of NCCL's kernels in a profile, `exposed_ms` when no other kernel runs beside them, `idle_ms` when none runs. Errors are those of a
-gradient's ROWS rows or CLASSES classes against float64: the largest difference relative to the largest entry, and the norm of the
-difference relative to the norm. A contender that fails has its message. With --small, little on two processes of the CPU.
+time of NCCL's kernels in a profile, `exposed_ms` when no other kernel runs beside them, `idle_ms` when none runs: each of the GPU with the
+least, because the faster one waits in them. Errors are those of a gradient's ROWS rows or CLASSES classes against float64: the largest
+difference relative to the largest entry, and the norm of the difference relative to the norm. A contender that fails has its message. With
+--small, little on four processes of the CPU.
 """
 
 import functools
@@ -110,7 +111,10 @@ def window(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def exchanges(call: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Return the milliseconds of NCCL's kernels a call, those beside which no other kernel runs, and those in which none runs."""
+    """Return the milliseconds of NCCL's kernels a call, those beside which no other kernel runs, and those in which none runs.
+
+    Of the GPU with the least of each: a kernel of NCCL also waits for the slower GPU.
+    """
     if device.type != "cuda":
         return {}
     dist.barrier()
@@ -125,7 +129,7 @@ def exchanges(call: Callable[[], Any], device: torch.device) -> dict[str, float]
     calls = 1e3 * CALLS
     begin, end = (spans[0][0], max(b for _, b, _ in spans)) if spans else (0.0, 0.0)
     found = {"exchange_ms": exchanged / calls, "exposed_ms": (busy - computed) / calls, "idle_ms": (end - begin - busy) / calls}
-    return {name: largest(value) for name, value in found.items()}
+    return {name: -largest(-value) for name, value in found.items()}
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -167,6 +171,7 @@ def compared(
             if name == OURS and (part := made[name].alone) is not None:
                 part()
                 found[name]["part_ms"] = largest(statistics.median(window(part, device) for _ in range(WINDOWS)))
+            if name == OURS:
                 found[name] |= exchanges(made[name].several, device)
         yield name, made.get(name), found[name]
 
