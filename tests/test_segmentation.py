@@ -286,6 +286,24 @@ def test_losses_of_overlapping_classes(make_trainer, channels, loss, wanted):
     assert not leaf.grad[nothing].any()
 
 
+def test_a_binary_mask(make_trainer, folder):
+    """One class, of which a line of each mask does not count: the same as of two classes under a softmax."""
+    given = words(folder)
+    given[2] = "data.classes=[red]"
+    task = make_trainer(*SMALL[:2], *given, "loss=dice_ce", "data.overlapping=true", "data.augment=false").task
+    (batch,) = task.data.val
+    two = make_trainer(*SMALL[:2], *words(folder), "loss=dice_ce", "data.augment=false").data.val
+    assert torch.equal(batch.target[:, 0], next(iter(two)).target)
+    assert (batch.target[:, :, 0] == OUTSIDE).all()
+    logits = torch.randn(batch.target.shape).masked_fill(batch.target == OUTSIDE, torch.nan)
+    exact = logits.double().nan_to_num()
+    wanted = binary_dice(exact, batch.target) + binary(exact, batch.target)
+    torch.testing.assert_close(task.loss(logits, batch, task.normalizer(batch)).double(), wanted, rtol=1e-5, atol=1e-6)
+    counts = task.counts(task.data.val)
+    task.count(counts, logits.nan_to_num(), batch)
+    assert sum(map(sum, counts.result().confusion)) == 2 * 39 * 40
+
+
 def test_overlapping_classes_are_learned(make_trainer, channels):
     given = ["loss=bce", "data.batch_size=3", "optim.lr=0.01", "trainer.epochs=12", "optim.schedule.warmup_epochs=0"]
     trainer = make_trainer(*of_channels(channels, *given))
