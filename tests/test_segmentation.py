@@ -14,8 +14,9 @@ from PIL import Image
 
 from lab.base.errors import UserError
 from lab.data.batch import Batch
-from lab.tasks.segmentation import OUTSIDE, SPEC
-from lab.tasks.segmentation.task import SegmentationCounts
+from lab.run.predict import Asked, draw
+from lab.tasks.segmentation import ELEMENT_LOSSES, OUTSIDE, SPEC
+from lab.tasks.segmentation.task import SegmentationCounts, export, predict
 from lossforge import losses
 
 SMALL = [
@@ -102,7 +103,7 @@ BESIDE = ["generalized_dice", "mcc", "boundary", "hausdorff"]
 
 
 @pytest.mark.each("function")
-@pytest.mark.parametrize("name", sorted(set(SPEC.losses) - {"custom", *BESIDE}))
+@pytest.mark.parametrize("name", sorted(set(SPEC.losses) - {"custom", *BESIDE, *ELEMENT_LOSSES}))
 def test_every_loss_trains(make, name):
     trainer = make(f"loss={name}", "optim.schedule.warmup_epochs=0")
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
@@ -209,6 +210,156 @@ def test_pixels_without_a_class_have_the_value_that_the_setting_says(make_traine
     for setting in ("255", "null"):
         with pytest.raises(UserError, match=f"has the value {value}; data.classes has 0 to 1"):
             make_trainer(*still, f"data.ignore_value={setting}")
+
+
+UNKNOWN = 77
+"""The value of pixels that do not count, of which each class has its own."""
+
+
+@pytest.fixture
+def channels(tmp_path: Path) -> Path:
+    """Images whose left half is red and whose upper half is green, with a page of a TIFF for each; some pixels of each say nothing."""
+    for part, count in (("train", 6), ("val", 2)):
+        for name in ("images", "masks"):
+            (tmp_path / part / name).mkdir(parents=True)
+        for number in range(count):
+            red, green = np.zeros((2, 40, 40), bool)
+            red[:, : 10 + 2 * number], green[: 24 - 2 * number] = True, True
+            pixels = np.stack([30 + 190 * red, 30 + 190 * green, np.full((40, 40), 30)], -1).astype(np.uint8)
+            masks = [np.where(each, 200, 0).astype(np.uint8) for each in (red, green)]
+            masks[0][:, :4], masks[1][-3:] = UNKNOWN, UNKNOWN
+            Image.fromarray(pixels).save(tmp_path / part / "images" / f"{number}.png")
+            first, second = map(Image.fromarray, masks)
+            first.save(tmp_path / part / "masks" / f"{number}.tif", save_all=True, append_images=[second])
+    return tmp_path
+
+
+def of_channels(folder: Path, *more: str) -> list[str]:
+    given = words(folder)
+    given[2] = "data.classes=[red,green]"
+    return [*SMALL[:2], *given, "data.overlapping=true", f"data.ignore_value={UNKNOWN}", *PLAIN, *more]
+
+
+def binary(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    there = target != OUTSIDE
+    return F.binary_cross_entropy_with_logits(logits[there], (target[there] == 1).to(logits.dtype))
+
+
+def binary_dice(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    there = target != OUTSIDE
+    p, y = logits.sigmoid() * there, ((target == 1) & there).to(logits.dtype)
+    return (1 - (2 * (p * y).sum((2, 3)) + 1e-5) / (p.sum((2, 3)) + y.sum((2, 3)) + 1e-5)).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "wanted"),
+    [
+        ("bce", binary),
+        ("dice", binary_dice),
+        ("dice_ce", lambda z, t: binary_dice(z, t) + binary(z, t)),
+        ("mcc", lambda z, t: losses.mcc_loss(z, (t == 1).to(z.dtype), activation="sigmoid", mask=t != OUTSIDE)),
+        pytest.param(
+            "hausdorff",
+            lambda z, t: binary_dice(z, t) + 0.01 * losses.hausdorff_loss(z, t == 1, activation="sigmoid", mask=t != OUTSIDE),
+            marks=pytest.mark.slow,  # the interpreter transforms each row of each class's mask by itself
+        ),
+    ],
+)
+def test_losses_of_overlapping_classes(make_trainer, channels, loss, wanted):
+    """Each class leaves out its own pixels, whose logits may be nan."""
+    trainer = make_trainer(*of_channels(channels, f"loss={loss}", "data.batch_size=3"))
+    task, (batch, _) = trainer.task, tuple(trainer.data.train)
+    assert batch.target.shape == (3, 2, 40, 40)
+    norm = trainer.data.norm
+    for c in (0, 1):
+        there = batch.target[:, c] != OUTSIDE
+        of_image = batch.images[:, c] * norm.std[c] + norm.mean[c] > 0.5
+        assert 0 < (~there).sum() < there.sum()
+        assert torch.equal((batch.target[:, c] == 1)[there], of_image[there])
+    logits = torch.randn(batch.target.shape, generator=torch.Generator().manual_seed(0))
+    nothing = batch.target == OUTSIDE
+    leaf, exact = logits.masked_fill(nothing, torch.nan).requires_grad_(), logits.double().requires_grad_()
+    value, truth = task.loss(leaf, batch, task.normalizer(batch)), wanted(exact, batch.target)
+    value.backward()
+    truth.backward()
+    torch.testing.assert_close(value.double(), truth.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-4, atol=1e-7)
+    assert not leaf.grad[nothing].any()
+
+
+def test_a_binary_mask(make_trainer, folder):
+    """One class, of which a line of each mask does not count: the same as of two classes under a softmax."""
+    given = words(folder)
+    given[2] = "data.classes=[red]"
+    task = make_trainer(*SMALL[:2], *given, "loss=dice_ce", "data.overlapping=true", "data.augment=false").task
+    (batch,) = task.data.val
+    two = make_trainer(*SMALL[:2], *words(folder), "loss=dice_ce", "data.augment=false").data.val
+    assert torch.equal(batch.target[:, 0], next(iter(two)).target)
+    assert (batch.target[:, :, 0] == OUTSIDE).all()
+    logits = torch.randn(batch.target.shape).masked_fill(batch.target == OUTSIDE, torch.nan)
+    exact = logits.double().nan_to_num()
+    wanted = binary_dice(exact, batch.target) + binary(exact, batch.target)
+    torch.testing.assert_close(task.loss(logits, batch, task.normalizer(batch)).double(), wanted, rtol=1e-5, atol=1e-6)
+    counts = task.counts(task.data.val)
+    task.count(counts, logits.nan_to_num(), batch)
+    assert sum(map(sum, counts.result().confusion)) == 2 * 39 * 40
+
+
+def test_overlapping_classes_are_learned(make_trainer, channels):
+    given = ["loss=bce", "data.batch_size=3", "optim.lr=0.01", "trainer.epochs=12", "optim.schedule.warmup_epochs=0"]
+    trainer = make_trainer(*of_channels(channels, *given))
+    while trainer.begin_epoch():
+        trainer.batch = len(trainer.data.train)
+        for group in trainer.groups():
+            trainer.update(group)
+        trainer.epoch_ended = True
+    result = trainer.evaluate(trainer.model, trainer.data.val)
+    assert result.values["miou"] > 0.8
+    assert result.shown[0].mask.shape == (40, 40)
+    assert sum(map(sum, result.confusion)) == 2 * (2 * 40 * 40 - 4 * 40 - 3 * 40)
+
+
+def test_overlapping_classes_are_predicted_drawn_and_exported(make_trainer, channels):
+    """A model that finds one class everywhere and the other nowhere."""
+    trainer = make_trainer(*of_channels(channels, "loss=bce"))
+    model, predicted = predict(trainer.config, ["red", "green"], Asked(trainer.data.norm, torch.device("cpu"), top=5, score=0.0))
+    model.eval()
+    torch.nn.init.zeros_(model.classifier.weight)
+    model.classifier.bias.data = torch.tensor([2.0, -1.0])
+    with Image.open(channels / "val" / "images" / "0.png") as image, torch.no_grad():
+        found = predicted(image)
+        picture = np.array(draw(image, found))
+    assert (found.labels, found.scores) == (["red"], [1.0])
+    assert found.masks.flatten(1).sum(1).tolist() == [1600, 0]
+    assert np.abs(picture[-8, -8] - (0.5 * 30 + 0.5 * np.array(found.colors[0]))).max() < 6  # where the image is dark
+    exported = export(trainer.config, ["red", "green"], trainer.data.norm)
+    exported.model.load_state_dict(model.state_dict())
+    probability = exported.module.eval()(torch.zeros(1, 3, 40, 40, dtype=torch.uint8))
+    torch.testing.assert_close(probability, torch.tensor([2.0, -1.0]).sigmoid().view(1, 2, 1, 1).expand(1, 2, 40, 40))
+
+
+def test_metrics_of_overlapping_classes_by_hand():
+    counts = SegmentationCounts(["a", "b"], 0, torch.device("cpu"), overlapping=True)
+    target = torch.tensor([[[[1, 1, 0, OUTSIDE]], [[0, 1, 1, 1]]]])
+    found = torch.tensor([[[[1, 0, 0, 1]], [[1, 1, 0, 1]]]])
+    counts.add(found, Batch(torch.zeros(1, 1, 1, 4), target, torch.arange(1)), torch.tensor(3.0), torch.tensor(4.0))
+    result = counts.result()
+    assert result.confusion == [[1, 0, 1, 1], [0, 1, 1, 2]]
+    assert result.iou.tolist() == pytest.approx([1 / 2, 2 / 4])
+    assert result.pixels.tolist() == [2, 3]
+    assert result.values["pixel_accuracy"] == pytest.approx(4 / 7)
+
+
+def test_what_does_not_fit_overlapping_classes_is_named(make_trainer, channels):
+    with pytest.raises(UserError, match=r"loss=ce: data\.overlapping=true takes losses of classes under a sigmoid, or of overlaps"):
+        make_trainer(*of_channels(channels, "loss=ce"))
+    for path in channels.glob("*/masks/*.tif"):
+        Image.new("L", (40, 40), 200 * (path.stem == "0")).save(path, save_all=True, append_images=[Image.new("L", (40, 40))])
+    with pytest.raises(UserError, match=r"train.* have no pixel but in no class and of data.ignore_value=200; with data.overlapping=true"):
+        make_trainer(*of_channels(channels, "data.ignore_value=200"))
+    Image.new("L", (40, 40)).save(channels / "val" / "masks" / "0.tif")
+    with pytest.raises(UserError, match=r"val/masks/0.tif: has pages of 1 channels; data.classes names 2 classes"):
+        make_trainer(*of_channels(channels))
 
 
 def test_a_mask_of_more_classes_than_its_targets_hold(make_trainer, folder):

@@ -29,7 +29,8 @@ class Prediction:
     scores: list[float]
     boxes: list[list[float]] | None = None  # xyxy in pixels of the file, or all corners of oriented boxes
     mask: Tensor | None = None  # (H, W) class of each pixel of the file; the scores are the classes' shares
-    colors: Sequence[tuple[int, int, int]] = ()  # one for each class of the mask; pixels of class 0 are not coloured
+    masks: Tensor | None = None  # (C, H, W) in place of the mask where classes overlap: which pixels are in each class
+    colors: Sequence[tuple[int, int, int]] = ()  # one for each class of the mask; class 0 is not coloured, unless classes overlap
     instances: Sequence[bytes] | None = None  # masks of the boxes' objects, as lab.data.rle encodes them
     size: tuple[int, int] = (0, 0)  # height and width of the file, of instances
     numbers: Sequence[int] = ()  # numbers of the labels' classes, by which boxes and masks have their colours
@@ -90,11 +91,12 @@ def draw(image: Image.Image, prediction: Prediction) -> Image.Image:
     from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
     from torchvision.utils import draw_segmentation_masks
 
+    masks = {} if prediction.masks is None else {label: mask for label, mask in enumerate(prediction.masks) if mask.any()}
     if prediction.mask is not None:
-        there = [label for label in prediction.mask.unique().tolist() if label > 0]
-        if there:
-            shown, colors = torch.stack([prediction.mask == label for label in there]), [prediction.colors[label] for label in there]
-            image = to_pil_image(draw_segmentation_masks(pil_to_tensor(image), shown, alpha=0.5, colors=colors))
+        masks = {label: prediction.mask == label for label in prediction.mask.unique().tolist() if label > 0}
+    if masks:
+        colors = [prediction.colors[label] for label in masks]
+        image = to_pil_image(draw_segmentation_masks(pil_to_tensor(image), torch.stack([*masks.values()]), alpha=0.5, colors=colors))
     if prediction.instances:
         colours = [colour_of(number) for number in prediction.numbers]
         image = with_masks(image, framed(reversed(prediction.instances), prediction.size), colours[::-1])
@@ -105,11 +107,12 @@ def draw(image: Image.Image, prediction: Prediction) -> Image.Image:
         page.paste(large, (0, 20))
         font = font_for([prediction.line()])
         pen, letters, left = ImageDraw.Draw(page), ImageFont.truetype(font, 11), 4.0
-        if prediction.mask is None:
+        if prediction.mask is None and prediction.masks is None:
             pen.text((left, 3), drawable(prediction.line(), font), fill="black", font=letters)
             return page
         for part, number in zip(prediction.parts(), prediction.numbers, strict=True):
-            pen.rectangle((left, 5, left + 9, 14), fill=prediction.colors[number] if number else None, outline="grey")
+            fill = prediction.colors[number] if number or prediction.masks is not None else None
+            pen.rectangle((left, 5, left + 9, 14), fill=fill, outline="grey")
             pen.text((left + 13, 3), drawable(part, font), fill="black", font=letters)
             left += 23 + pen.textlength(drawable(part, font), font=letters)
         return page

@@ -83,6 +83,19 @@ def test_one_launch_for_value_and_gradient(name, mode, x):
 
 
 @pytest.mark.parametrize("mode", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("loss", "kernel"), [(losses.binary_cross_entropy_with_logits, "elementwise_kernel"), (losses.poisson_nll_loss, "pointwise_kernel")]
+)
+def test_one_launch_more_for_a_mask(loss, kernel, mode, x):
+    """It is summed once; backward keeps the sum."""
+    mask = on(x, LABELS)
+    first, value = launched(lambda: loss(x, on(x, LABELS.float()), mask=mask, gradient=mode))
+    second, _ = launched(value.backward)
+    assert first == {"sum_of_mask_kernel": 1, kernel: 1}
+    assert second == {"scale_kernel" if mode == "forward" else kernel: 1}
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_launch_for_the_gradient(name, mode, x):
     function, of_value, of_gradient = OTHERS[name]

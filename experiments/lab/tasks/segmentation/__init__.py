@@ -12,6 +12,8 @@ from lab.tasks.spec import TaskSpec
 OUTSIDE = 255
 """The target of pixels that have no class: they count neither in the loss nor in the metrics."""
 PIXEL_LOSSES = ("ce", "softmax_focal", "poly_ce", "generalized_ce", "ohem_ce")
+ELEMENT_LOSSES = ("bce", "focal", "asymmetric", "poly_bce")
+"""Losses of each class of each pixel, where classes may overlap."""
 
 
 @dataclass
@@ -53,7 +55,8 @@ class DigitMasksConfig(MasksConfig, SplitConfig):
 class MaskFolderConfig(MasksConfig):
     """root/train, root/val (or valid, validation) and optionally root/test, each with images/ and masks/.
 
-    An image and its mask have the same stem; a mask's values are classes, but for data.ignore_value.
+    An image and its mask have the same stem; a mask's values are classes, but for data.ignore_value, or with data.overlapping each of its
+    channels is a class.
     Images and masks are read by worker processes and resized to data.image_size a side.
     """
 
@@ -71,6 +74,9 @@ class MaskFolderConfig(MasksConfig):
     ignore_value: int | None = number(
         OUTSIDE, "value of the mask's pixels that have no class, and count nowhere; null: none has it", least=0, most=65535
     )
+    overlapping: bool = setting(
+        False, "a mask has a channel, or a page, for each class, which a pixel is in where its value is neither 0 nor data.ignore_value"
+    )
     workers: int | None = number(None, "processes that read images; null: this process's share of the cores, up to 16", least=0)
     scale: list[float] = some(lambda: [0.8, 1.25], "range of the random scale: above 1 crops, below 1 pads", above=0, most=16, pair=True)
     horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
@@ -83,7 +89,7 @@ class MaskFolderConfig(MasksConfig):
 SPEC = TaskSpec(
     config=SegmentationConfig,
     data=MasksConfig,
-    losses=(*PIXEL_LOSSES, *(name for name, schema in LOSSES.items() if schema.takes == "regions"), "custom"),
+    losses=(*PIXEL_LOSSES, *ELEMENT_LOSSES, *(name for name, schema in LOSSES.items() if schema.takes == "regions"), "custom"),
     build="lab.tasks.segmentation.task:build",
     predict="lab.tasks.segmentation.task:predict",
     read=("top",),

@@ -123,12 +123,14 @@ class Pairs(Pictures):
         pairs: the image and the mask of each sample of the source.
         classes: the number of classes.
         ignore_value: data.ignore_value.
+        overlapping: data.overlapping.
         exif: data.exif.
     """
 
     pairs: list[tuple[Path, Path]]
     classes: int
     ignore_value: int | None = OUTSIDE
+    overlapping: bool = False
     exif: str
 
     def where(self, index: int) -> str:
@@ -142,7 +144,7 @@ class Pairs(Pictures):
         if said := fault_of((image, None), check, deep=True):
             return f"{image}: {said}"
         try:
-            read_mask(mask, self.classes, self.ignore_value)
+            self.mask(mask)
             fits, same = _fits(image, mask)
         except UNREADABLE as error:
             return f"{mask}: {reason(error)}"
@@ -152,8 +154,13 @@ class Pairs(Pictures):
         """Return whether a mask belongs to its image as a viewer shows both."""
         return is_shown(_fits(*self.pairs[self.positions[index]])[0], self.exif)
 
+    def mask(self, path: Path, *, shown: bool = True) -> Tensor:
+        """Read a mask, as read_mask or read_channels does."""
+        read = read_channels if self.overlapping else read_mask
+        return read(path, self.classes, self.ignore_value, shown=shown)
+
     def pair(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return an image (3, H, W) and its mask (H, W), uint8.
+        """Return an image (3, H, W) and its mask (H, W), with overlapping classes (C, H, W), uint8.
 
         Raises:
             UserError: one of them cannot be read.
@@ -164,7 +171,7 @@ class Pairs(Pictures):
             with open_image(image, deep=True) as opened:
                 path = mask
                 shown = self.shown(index)
-                values = read_mask(mask, self.classes, self.ignore_value, shown=shown)
+                values = self.mask(mask, shown=shown)
                 path = image
                 return pil_to_tensor(in_rgb(whole_range(turned(opened, shown=shown), opened))), values
         except UNREADABLE as error:
@@ -206,7 +213,7 @@ def _read(config: MaskFolderConfig) -> Photos:
             faults.add(f"{there.relative_to(root)}: has no {lacks}/{stem}.* beside it in {part}/")
         pairs = [(image, masks[stem]) for stem, image in images.items() if stem in masks]
         known: dict[str, Any] = {"targets": torch.zeros(len(pairs)), "classes": len(config.classes)}
-        known |= {"ignore_value": config.ignore_value, "exif": config.exif}
+        known |= {"ignore_value": config.ignore_value, "overlapping": config.overlapping, "exif": config.exif}
         keys = [image.relative_to(root).as_posix() for image, _ in pairs]
         found["val" if part in HELD_OUT else part] = Pairs(**known, keys=keys, source=root / part, pairs=pairs)
     notes = [visible(f"{root}: {said}")] if (said := passed_over(passed)) else []
@@ -219,10 +226,16 @@ def _refuse_unlabelled(pairs: Pairs, least: int) -> None:
     seen: set[int] = set()
     for position in pairs.positions:
         with contextlib.suppress(*UNREADABLE):  # named when it is read
-            seen |= set(read_mask(pairs.pairs[position][1], pairs.classes, pairs.ignore_value).unique().tolist())
-        if len(seen - {OUTSIDE}) >= min(least, pairs.classes):
+            seen |= set(pairs.mask(pairs.pairs[position][1]).unique().tolist())
+        if len(seen - {OUTSIDE}) >= min(least, 2 if pairs.overlapping else pairs.classes):
             return
     nothing = pairs.ignore_value
+    if pairs.overlapping:
+        found = {0: "in no class", 1: "in a class", OUTSIDE: f"of data.ignore_value={nothing}"}
+        raise UserError(
+            f"data.root: the masks of {pairs.source} have no pixel but {' and '.join(found[each] for each in sorted(seen))}; with "
+            "data.overlapping=true a pixel is in a channel's class where its value is neither 0 nor data.ignore_value."
+        )
     values = ", ".join(map(str, sorted(nothing if each == OUTSIDE and nothing is not None else each for each in seen)))
     meant = f", and {nothing} means no class. Where {nothing} stands for a class, write its number." if OUTSIDE in seen else "."
     raise UserError(
@@ -277,8 +290,29 @@ def read_mask(path: Path, classes: int, ignore_value: int | None = OUTSIDE, *, s
     return values.where(there, OUTSIDE).to(torch.uint8)
 
 
+def read_channels(path: Path, classes: int, ignore_value: int | None = OUTSIDE, *, shown: bool = True) -> Tensor:
+    """Read a mask (C, H, W) uint8 whose channels, of one page or of several, are classes: 1 where a pixel is in one, OUTSIDE where it does
+    not count.
+
+    Raises:
+        one of UNREADABLE.
+    """
+    pages = []
+    with open_any_mode(path) as image:
+        if image.mode not in ("1", "L", "P", "LA", "RGB", "RGBA", *DEEP):
+            raise CorruptError(f"has pixels of mode {image.mode}; channels of 8 or 16 bits are expected")
+        for page in range(min(getattr(image, "n_frames", 1), classes + 1)):
+            image.seek(page)
+            pages.append(pil_to_tensor(turned(image, shown=shown)).to(torch.int32))
+    if sum(map(len, pages)) != classes or len({page.shape[1:] for page in pages}) > 1:
+        raise CorruptError(f"has pages of {', '.join(str(len(page)) for page in pages)} channels; data.classes names {classes} classes")
+    values = torch.cat(pages)
+    found = (values != 0).to(torch.uint8)
+    return found if ignore_value is None else found.masked_fill(values == ignore_value, OUTSIDE)
+
+
 class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
-    """Images (3, S, S) and masks (S, S), uint8, by position and seed.
+    """Images (3, S, S) and masks (S, S), or of overlapping classes (C, S, S), uint8, by position and seed.
 
     The seed makes a sample's augmentation independent of the process that prepares it.
     """

@@ -77,7 +77,8 @@ def build_segmenter(config: SegmenterConfig, *, channels: int, classes: int, ima
 @dataclass
 class SegmentationResult:
     values: dict[str, float]
-    confusion: list[list[int]]  # pixels; rows: true classes, columns: predicted classes
+    confusion: list[list[int]]  # pixels; rows: true classes, columns: predicted classes; of overlapping ones, a row has tn, fp, fn and tp
+    pixels: Tensor  # (C,), those of each class
     iou: Tensor  # (C,), nan for a class that does not occur
     shown: list[Shown]
 
@@ -89,25 +90,43 @@ class SegmentationCounts(Counts):
     """Count pixels, and keep the images that will be drawn."""
 
     def __init__(
-        self, classes: list[str], pictures: int, device: torch.device, size: Callable[[int], tuple[int, int]] | None = None
+        self,
+        classes: list[str],
+        pictures: int,
+        device: torch.device,
+        size: Callable[[int], tuple[int, int]] | None = None,
+        *,
+        overlapping: bool = False,
     ) -> None:
-        """Make empty counts; size: a function from an image's position to its file's height and width; None: those that the model sees."""
+        """Make empty counts.
+
+        Args:
+            classes: their names.
+            pictures: images to draw.
+            device: of the counts.
+            size: a function from an image's position to its file's height and width; None: those that the model sees.
+            overlapping: whether targets and predictions are (N, C, H, W), 1 where a pixel is in a class.
+        """
         super().__init__(device)
-        self.classes, self.pictures, self.size = classes, pictures, size
-        self.confusion = torch.zeros(len(classes) ** 2, dtype=torch.int64, device=device)
+        self.classes, self.pictures, self.size, self.overlapping = classes, pictures, size, overlapping
+        self.confusion = torch.zeros(len(classes) * (4 if overlapping else len(classes)), dtype=torch.int64, device=device)
         self.samples = torch.zeros((), dtype=torch.int64, device=device)
         self.shown: list[Shown] = []
 
     def add(self, found: Tensor, batch: Batch, loss_sum: Tensor, divisor: Tensor) -> None:
         there = batch.target != OUTSIDE
-        pairs = batch.target[there] * len(self.classes) + found[there]
+        if self.overlapping:
+            first = torch.arange(len(self.classes), device=found.device).view(-1, 1, 1) * 4
+            pairs = (first + 2 * batch.target + found)[there]
+        else:
+            pairs = batch.target[there] * len(self.classes) + found[there]
         self.confusion += torch.bincount(pairs, minlength=len(self.confusion))
         self.add_loss(loss_sum, divisor)
         self.samples += len(batch)
         left = self.pictures - len(self.shown)
         if left:
             for image, mask, said, position in zip(
-                *(each[:left].cpu() for each in (batch.images, batch.target, found, batch.index)), strict=True
+                *(each[:left].cpu() for each in (batch.images, covered(batch.target), covered(found), batch.index)), strict=True
             ):
                 size = self.size(int(position)) if self.size else (mask.shape[0], mask.shape[1])
                 self.shown.append(Shown(image, mask, said, size))
@@ -117,15 +136,29 @@ class SegmentationCounts(Counts):
         for counts in (self.confusion, self.samples):
             distributed.total(counts)
         confusion = self.confusion.view(len(self.classes), -1).double().cpu()
-        right, true, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+        if self.overlapping:
+            neither, false, missed, right = confusion.unbind(1)
+            true, said, agreed = right + missed, right + false, right + neither
+        else:
+            right = agreed = confusion.diagonal()
+            true, said = confusion.sum(1), confusion.sum(0)
         iou = right / (true + said - right)  # 0 / 0 for a class that does not occur
         values = {
             "miou": iou[~iou.isnan()].mean().item(),
-            "pixel_accuracy": (right.sum() / true.sum()).item(),
+            "pixel_accuracy": (agreed.sum() / confusion.sum()).item(),
             "loss": self.mean_loss(),
             "samples": float(self.samples),
         }
-        return SegmentationResult(values, confusion.long().tolist(), iou, self.shown)
+        return SegmentationResult(values, confusion.long().tolist(), true, iou, self.shown)
+
+
+def covered(masks: Tensor) -> Tensor:
+    """Return masks of classes, to be drawn: of overlapping ones (N, C, H, W) the last that each pixel is in, OUTSIDE where in none."""
+    if masks.ndim < 4:
+        return masks
+    numbers = torch.arange(masks.shape[-3], device=masks.device).view(-1, 1, 1)
+    last = torch.where(masks == 1, numbers, -1).amax(-3)
+    return last.masked_fill(last < 0, OUTSIDE)
 
 
 class Segmentation(BaseTask):
@@ -136,6 +169,7 @@ class Segmentation(BaseTask):
 
     def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
         super().__init__(config, data, device)
+        self.overlapping = classes_overlap(config)
         self.criterion = PixelCriterion(config, len(data.classes), device)
 
     def model(self) -> nn.Module:
@@ -147,7 +181,7 @@ class Segmentation(BaseTask):
         """Return images blended with the colours of their masks, pixels without a class as they are; the classes are the title."""
         colours = (torch.tensor(palette(len(self.data.classes))) * 255).round()
         found = []
-        for image, mask in zip(self.seen(batch), batch.target.cpu(), strict=False):
+        for image, mask in zip(self.seen(batch), covered(batch.target).cpu(), strict=False):
             pixels, there = torch.from_numpy(np.array(image)).float(), mask != OUTSIDE
             pixels[there] = (pixels[there] + colours[mask[there]]) / 2
             names = [self.data.classes[label] for label in mask[there].unique().tolist()]
@@ -163,18 +197,22 @@ class Segmentation(BaseTask):
     def scores(self, output: Tensor, batch: Batch) -> Tensor:
         """Sum each image's share of right pixels."""
         there = batch.target != OUTSIDE
-        right = (output.argmax(1) == batch.target) & there
+        right = (self.found(output) == batch.target) & there
         return (right.flatten(1).sum(1) / there.flatten(1).sum(1).clamp(min=1)).sum()[None]
 
     def counts(self, loader: Any) -> SegmentationCounts:
-        return SegmentationCounts(self.data.classes, self.settings.pictures, self.device, getattr(loader, "size", None))
+        size = getattr(loader, "size", None)
+        return SegmentationCounts(self.data.classes, self.settings.pictures, self.device, size, overlapping=self.overlapping)
+
+    def found(self, output: Tensor) -> Tensor:
+        """Return the predicted classes (N, H, W); of overlapping ones, which each pixel is in, (N, C, H, W)."""
+        return (output > 0).long() if self.overlapping else output.argmax(1)
 
     def count(self, counts: SegmentationCounts, output: Tensor, batch: Batch) -> None:
-        counts.add(output.argmax(1), batch, *self.whole_loss(output, batch))
+        counts.add(self.found(output), batch, *self.whole_loss(output, batch))
 
     def per_class(self, result: SegmentationResult) -> list[dict[str, Any]]:
-        pixels = torch.tensor(result.confusion).sum(1)
-        return table_of(self.data.classes, {"pixels": pixels, "iou": result.iou})
+        return table_of(self.data.classes, {"pixels": result.pixels.long(), "iou": result.iou})
 
     def pictures(self, result: SegmentationResult, folder: Path) -> list[Path]:
         if not result.shown:
@@ -194,16 +232,23 @@ NO_CLASS = -100
 class PixelCriterion:
     """Losses of pixels are summed over pixels with a class and divided by their number (with class weights, by their sum). Losses of
     regions are means of each image, and divided by the number of images; so is the mean over the hardest pixels of a batch, which each
-    process, and each part of an accumulated batch, chooses among its own.
+    process, and each part of an accumulated batch, chooses among its own. Where classes overlap, a pixel's classes count one by one.
     """
 
     def __init__(self, config: TrainConfig, classes: int, device: torch.device) -> None:
-        loss = config.loss
-        self.regions = regions_of(loss)
+        loss, self.overlapping = config.loss, classes_overlap(config)
+        self.regions = regions_of(loss, overlapping=self.overlapping)
         if self.regions is None:
             self.loss, self.hyper = loss_of(loss, device)
             kind = self.loss.template.name
-            if kind in ("overlap", "lovasz") or loss.name == "ohem_ce":
+            if kind == "overlap" and self.overlapping:
+                self.regions = of_channels(partial(self.loss.function, **self.hyper))
+            elif self.overlapping:
+                if kind != "elementwise":
+                    raise UserError(f"loss={loss.title}: data.overlapping=true takes losses of classes under a sigmoid, or of overlaps.")
+                if (factors := per_class("loss.pos_weight", getattr(loss, "pos_weight", None), classes, device)) is not None:
+                    self.hyper["pos_weight"] = factors.view(-1, 1, 1)
+            elif kind in ("overlap", "lovasz") or loss.name == "ohem_ce":
                 self.regions = partial(self.loss.function, **self.hyper, **OF_REGIONS.get(kind, {}), ignore_index=OUTSIDE)
             elif kind != "rowwise":
                 raise UserError(f"loss={loss.title}: task=segmentation takes losses of classes under a softmax, or of regions.")
@@ -222,6 +267,9 @@ class PixelCriterion:
     def __call__(self, logits: Tensor, target: Tensor, normalizer: Tensor) -> Tensor:
         if self.regions is not None:
             return self.regions(logits, target) * len(target) / normalizer
+        if self.overlapping:
+            given: dict[str, Any] = {"mask": target != OUTSIDE, "reduction": "sum", "normalizer": normalizer}
+            return cast(Tensor, self.loss.function(logits, target == 1, **self.hyper, **given))
         options = self.hyper if self.weight is None else {**self.hyper, "weight": self.weight}
         if self.torch:
             known: dict[str, Any] = {name: value for name, value in options.items() if name in ("label_smoothing", "weight")}
@@ -229,16 +277,31 @@ class PixelCriterion:
         return cast(Tensor, self.loss.function(logits, target, **options, ignore_index=OUTSIDE, reduction="sum", normalizer=normalizer))
 
 
-def regions_of(config: LossConfig) -> Callable[[Tensor, Tensor], Tensor] | None:
+def classes_overlap(config: TrainConfig) -> bool:
+    """Return whether each class has a mask of its own."""
+    return isinstance(config.data, MaskFolderConfig) and config.data.overlapping
+
+
+def of_channels(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a loss of regions for masks (N, C, H, W) of overlapping classes, each with its own pixels that count."""
+    return lambda logits, target: loss(logits, target == 1, activation="sigmoid", mask=target != OUTSIDE)
+
+
+def regions_of(config: LossConfig, *, overlapping: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
     """Return the function of a loss of regions that is not in the registry; None for other losses."""
     from lossforge.losses import boundary_loss, dice_loss, generalized_dice_loss, hausdorff_loss, mcc_loss
 
     if isinstance(config, (GeneralizedDiceConfig, MccConfig)):
         function: Callable[..., Tensor] = mcc_loss if isinstance(config, MccConfig) else generalized_dice_loss
-        return partial(function, **hyper_of(config), ignore_index=OUTSIDE)
+        of_classes = partial(function, **hyper_of(config))
+        return of_channels(of_classes) if overlapping else partial(of_classes, ignore_index=OUTSIDE)
     if not isinstance(config, BoundaryConfig):
         return None
     distances = partial(hausdorff_loss, alpha=config.alpha) if isinstance(config, HausdorffConfig) else boundary_loss
+
+    if overlapping:
+        dice, far = of_channels(dice_loss), of_channels(distances)
+        return lambda logits, target: config.lambda_dice * dice(logits, target) + config.lambda_distance * far(logits, target)
 
     def beside_dice(logits: Tensor, target: Tensor) -> Tensor:
         of_distances = distances(logits, target.where(target != OUTSIDE, NO_CLASS))
@@ -261,16 +324,23 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
     model = build_segmenter(cast(SegmenterConfig, config.model), channels=channels, classes=len(classes), image_size=size)
 
     colors = [(round(255 * r), round(255 * g), round(255 * b)) for r, g, b in palette(len(classes))]
+    overlapping = classes_overlap(config)
 
     def predicted(image: Image.Image) -> Prediction:
         pixels = pil_to_tensor(image.convert("L") if channels == 1 else image).float() / 255
         seen = normalize(resize(pixels, [size, size], antialias=True), asked.norm.mean, asked.norm.std)
         logits = F.interpolate(model(seen[None].to(asked.device)), size=(image.height, image.width), mode="bilinear", align_corners=False)
-        mask = logits[0].argmax(0).cpu()
-        share, order = (torch.bincount(mask.flatten(), minlength=len(classes)) / mask.numel()).sort(descending=True)
+        if overlapping:
+            each = (logits[0] > 0).cpu()
+            found = each.flatten(1).float().mean(1)
+        else:
+            mask = logits[0].argmax(0).cpu()
+            found = torch.bincount(mask.flatten(), minlength=len(classes)) / mask.numel()
+        share, order = found.sort(descending=True)
         count = min(asked.top, int((share > 0).sum()))
         numbers = order[:count].tolist()
-        return Prediction([classes[label] for label in numbers], share[:count].tolist(), mask=mask, colors=colors, numbers=numbers)
+        known: dict[str, Any] = {"masks": each} if overlapping else {"mask": mask}
+        return Prediction([classes[label] for label in numbers], share[:count].tolist(), **known, colors=colors, numbers=numbers)
 
     return model, predicted
 
@@ -280,7 +350,7 @@ def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
     size, channels = cast(MasksConfig, config.data).image_size, len(norm.mean)
     model = build_segmenter(cast(SegmenterConfig, config.model), channels=channels, classes=len(classes), image_size=size)
     return Exportable(
-        Images(model, norm, nn.Softmax(1)),
+        Images(model, norm, nn.Sigmoid() if classes_overlap(config) else nn.Softmax(1)),
         model,
         [channels, size, size],
         "probabilities of each pixel's classes: class, row, column",

@@ -49,8 +49,8 @@ def test_what_ours_lacks_is_left_to_torchvision(caplog):
     assert [r.message for r in caplog.records] == ["torchvision's own sigmoid_focal_loss runs: the targets require grad"]
 
 
-@pytest.mark.parametrize("kind", ["RetinaNet", "RetinaNet giou", "FCOS"])
-def test_detectors(kind):
+def trained(kind, dtype, steps):
+    """Return losses and gradients of all parameters of each step of a small detector."""
     torch.manual_seed(0)
     body = BackboneWithFPN(
         resnet18(weights=None),
@@ -62,24 +62,49 @@ def test_detectors(kind):
     model = (FCOS if kind == "FCOS" else RetinaNet)(body, num_classes=3, min_size=64, max_size=64).train()
     if kind.endswith("giou"):
         model.head.regression_head._loss_type = "giou"
-    images = [torch.rand(3, 64, 64), torch.rand(3, 64, 48)]
+    model.to(dtype)
+    images = [torch.rand(3, 64, 64, dtype=dtype), torch.rand(3, 64, 48, dtype=dtype)]
     targets = [
-        {"boxes": torch.tensor([[8.0, 8.0, 40.0, 44.0]]), "labels": torch.tensor([1])},
-        {"boxes": torch.tensor([[4.0, 6.0, 30.0, 28.0], [20.0, 24.0, 44.0, 60.0]]), "labels": torch.tensor([2, 0])},
+        {"boxes": torch.tensor([[8.0, 8.0, 40.0, 44.0]], dtype=dtype), "labels": torch.tensor([1])},
+        {"boxes": torch.tensor([[4.0, 6.0, 30.0, 28.0], [20.0, 24.0, 44.0, 60.0]], dtype=dtype), "labels": torch.tensor([2, 0])},
     ]
-
-    def step():
-        state = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    optimizer, found = torch.optim.SGD(model.parameters(), 1e-3), []
+    for _ in range(steps):
         model.zero_grad()
         losses = model(images, targets)
         sum(losses.values()).backward()
-        for name, buffer in model.named_buffers():
-            buffer.data.copy_(state[name])
-        found = {name: p.grad.clone() for name, p in model.head.named_parameters() if p.grad is not None}
-        return {name: loss.detach() for name, loss in losses.items()}, found
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        found.append(({name: loss.detach() for name, loss in losses.items()}, gradients))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
+    return found
 
-    expected = step()
+
+KINDS = pytest.mark.parametrize("kind", ["RetinaNet", "RetinaNet giou", "FCOS"])
+
+
+@KINDS
+def test_detectors(kind):
+    ((expected, own),) = trained(kind, torch.float32, 1)
     with ours.patch():
-        found = step()
-    assert any(not torch.equal(found[1][name], gradient) for name, gradient in expected[1].items())
+        ((found, gradients),) = trained(kind, torch.float32, 1)
+    assert any(not torch.equal(gradients[name], gradient) for name, gradient in own.items())
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    for name, gradient in own.items():
+        if name.startswith("head"):
+            torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+@KINDS
+def test_a_training_of_20_steps(kind):
+    """Every step's losses and gradients in float64 are torchvision's own; after undo, to the bit."""
+    expected = trained(kind, torch.float64, 20)
+    with ours.patch():
+        found = trained(kind, torch.float64, 20)
+    assert any(not torch.equal(found[0][1][name], gradient) for name, gradient in expected[0][1].items())
+    for (right, gradients), (losses, of_ours) in zip(expected, found, strict=True):
+        torch.testing.assert_close(losses, right, rtol=1e-7, atol=1e-9)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(of_ours[name], gradient, rtol=1e-7, atol=1e-7 * gradient.abs().max().item() + 1e-12)
+    torch.testing.assert_close(trained(kind, torch.float64, 1), expected[:1], rtol=0, atol=0)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("ultralytics")
 
+from ultralytics.nn.tasks import DetectionModel
 from ultralytics.utils.loss import BboxLoss, DFLoss, RotatedBboxLoss, v8DetectionLoss
 from ultralytics.utils.tal import TaskAlignedAssigner
 
@@ -238,6 +239,52 @@ def trained(folder, *models):
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count("are ultralytics' numbers") == len(models)
     return done.stderr
+
+
+def gradients_of_a_training(name, steps):
+    """Return losses and gradients of all parameters of each step of a model of ultralytics' file, in float64."""
+    torch.manual_seed(0)
+    model = DetectionModel(name, nc=4, verbose=False).double().train()
+    model.args, found = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5, epochs=20), []
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4 if name == "yolov8n.yaml" else 1e-5)
+    _, targets = batch()
+    given = {"img": torch.rand(2, 3, 64, 64), **{key: each.double() for key, each in targets.items()}}
+    for _ in range(steps):
+        model.zero_grad()
+        loss, parts = model(given)
+        loss.sum().backward()
+        gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+        found.append((loss.detach(), {key: each.detach() for key, each in parts.items()}, gradients))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
+    return found
+
+
+@pytest.fixture
+def float64():
+    """Compute in float64, also what ultralytics makes itself, such as padded targets."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["yolov8n.yaml", "yolo26n.yaml"])
+def test_a_training_of_20_steps(name, float64):
+    """Every step's losses and gradients are ultralytics' own, but for what it adds to each height, 1e-7; after undo, to the bit."""
+    expected = gradients_of_a_training(name, 20)
+    _SAID.clear()
+    with ours.patch():
+        found = gradients_of_a_training(name, 20)
+    assert not _SAID
+    assert abs(float((expected[-1][0] - expected[0][0]).sum())) > 1e-3
+    assert any(not torch.equal(gradient, found[0][2][key]) for key, gradient in expected[0][2].items())
+    for right, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other[:2], right[:2], rtol=1e-6, atol=1e-9)
+        largest = max(gradient.abs().max().item() for gradient in right[2].values())
+        for key, gradient in right[2].items():
+            torch.testing.assert_close(other[2][key], gradient, rtol=1e-6, atol=1e-6 * largest)
+    torch.testing.assert_close(gradients_of_a_training(name, 1), expected[:1], rtol=0, atol=0)
 
 
 @pytest.mark.slow
