@@ -295,6 +295,8 @@ def test_settings_that_differ_between_cells_are_named(journal, look):
     assert "loss.gamma" not in found.text
     assert "cannot be tested: a single pair of seeds" in found.text
     assert "A single seed has no interval and no test" in found.text
+    assert "one seed, without an interval" in found.text
+    assert "0 tests" not in found.text
 
 
 def test_seeds_of_both_names_are_paired(journal, look):

@@ -156,7 +156,7 @@ def section(declared: Declared, report: Report) -> str:
     if has_kernel(declared.formula) and (figures := measured(name, report)):
         parts += ["**Measured** on one NVIDIA H200, forward + backward ([all](../benchmarks/losses.md)):", figures]
     if rows := [row for row in reported.effect_rows() if f"loss={name}" in row["command"].split()]:
-        parts += ["**What it did to a model** ([all](../benchmarks/effects.md)):", reported.effect_table(rows)]
+        parts.append(folded("What it did to a model", f"{reported.effect_table(rows)}\n\n[All effects](../benchmarks/effects.md)."))
     return "\n\n".join(filter(None, parts))
 
 

@@ -36,10 +36,11 @@ def scores(found: Comparison) -> Sheet:
         rows.append([row.label, *(mean(found, cell.score) + ("" if same else f" (n={cell.score.n})") if cell else "–" for cell in cells)])
         bold |= {(i, j) for j, cell in enumerate(cells, start=1) if cell and cell.best}
     seeds = counted(same, "seed") if same else "n seeds"
-    title = (
-        f"{found.title[0].upper()}{found.title[1:]}{', in %' if found.percent else ''}: mean ± {found.confidence:.0%} interval over {seeds}"
-    )
-    note = f"{'Higher' if found.higher else 'Lower'} is better; the best mean of a column is bold. The interval is Student's, of the mean."
+    shown = "one seed, without an interval" if same == 1 else f"mean ± {found.confidence:.0%} interval over {seeds}"
+    title = f"{found.title[0].upper()}{found.title[1:]}{', in %' if found.percent else ''}: {shown}"
+    note = f"{'Higher' if found.higher else 'Lower'} is better; the best mean of a column is bold."
+    if same != 1:
+        note += " The interval is Student's, of the mean."
     return Sheet(title, [names(found)[0], *(column.label for column in grid.columns)], rows, note, frozenset({0}), bold)
 
 
@@ -55,10 +56,12 @@ def differences(found: Comparison) -> Sheet:
     tested = sum(cell.difference is not None and cell.difference.p is not None for cell in compared)
     unit = " in points" if found.percent else ""
     title = f"Difference to {found.baseline}{unit}, paired over seeds of the same {_other(found)}"
-    note = (
-        f"n: pairs. p: two-sided paired t-test; Holm: corrected for the {counted(tested, 'test')} of this table. "
-        f"▲ better, ▼ worse (Holm's p below {1 - found.confidence:.2g}), ○ no difference shown."
-    )
+    note = "n: pairs."
+    if tested:
+        note += (
+            f" p: two-sided paired t-test; Holm: corrected for the {counted(tested, 'test')} of this table. "
+            f"▲ better, ▼ worse (Holm's p below {1 - found.confidence:.2g}), ○ no difference shown."
+        )
     return Sheet(title, [*names(found), "difference", "n", "p", "Holm", ""], rows, note, frozenset({0, 1, 6}))
 
 

@@ -411,7 +411,7 @@ class BenchConfig:
     loss: list[str] = some(list, "names of losses, or globs")
     shape: list[str] = some(list, "names of shapes, or globs")
     dtype: list[str] = some(list, "names of dtypes, or globs")
-    contenders: list[str] = some(list, "names of contenders, or globs")
+    contenders: list[str] = some(list, "names of the implementations to measure, or globs")
     device: str = setting("auto", "where to measure: auto, cuda, cuda:N or cpu")
     milliseconds: float = number(80.0, "how long to repeat for each figure", above=0)
     seed: int = number(0, "seed of the samples", least=0)
