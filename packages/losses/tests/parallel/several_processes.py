@@ -172,13 +172,21 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     index[1, 2] = -100
     known = {"group": group, "classes": layout.classes}
     warmth = torch.rand(2, 4) + 0.5
-    for options in ({}, {"temperature": 0.7, "softcap": 5.0, **OUTPUTS}, {"temperature": warmth, "scale": 1.3, "chunk": 3, **OUTPUTS}):
+    several = torch.stack([index, torch.randint(layout.classes, (2, 4)), layout.classes - 1 - index.abs() % layout.classes], -1)
+    single, wide = torch.float32, torch.float64
+    for tokens, dtype, options in (
+        (index, single, {}),
+        (index, single, {"temperature": 0.7, "softcap": 5.0, **OUTPUTS}),
+        (index, single, {"temperature": warmth, "scale": 1.3, "chunk": 3, **OUTPUTS}),
+        (several, wide, {}),
+        (several, wide, {"temperature": warmth.double(), "softcap": 5.0, "scale": 1.3, **OUTPUTS}),
+    ):
         leaves, own = (
             [x.double().requires_grad_(), w.double().requires_grad_()],
-            [x.clone().requires_grad_(), layout.part(w).requires_grad_()],
+            [t.to(dtype, copy=True).requires_grad_() for t in (x, layout.part(w))],
         )
-        expected = L.linear_selective_log_softmax(*leaves, index, **options)
-        found = L.linear_selective_log_softmax(*own, index, **options, **known)
+        expected = L.linear_selective_log_softmax(*leaves, tokens, **options)
+        found = L.linear_selective_log_softmax(*own, tokens, **options, **known)
         of_x, of_w = grads_of(expected, leaves)
         compare(f"{name}, tokens", found, expected, grads_of(found, own), [of_x, layout.of_own(of_w)])
     leaves, own = [x.double().requires_grad_(), w.double().requires_grad_()], [x.clone().requires_grad_(), layout.part(w).requires_grad_()]
@@ -604,8 +612,6 @@ def check_errors(mesh: Any) -> None:
     refused(ValueError, f"at most those of weight, {most}, got {most + 1}", L.linear_cross_entropy, x, weight, target, **more)
     refused(TypeError, "weight must be a whole tensor, got a DTensor", L.linear_cross_entropy, x, weight, target)
     refused(ValueError, "served from a layer's input", L.cross_entropy, x, target, gradient="forward", **spread)
-    several = target[:, None].expand(ROWS, 2)
-    refused(ValueError, "one token a row where group is given", L.linear_selective_log_softmax, x, x[:6], several, **spread)
     whole, needed = torch.randn(6, 6), "teacher must give logits of shape (7, 6), got (7, 9)"
     refused(ValueError, needed, L.linear_kl_div, x, whole, L.LinearTeacher(x, torch.randn(9, 6)), **spread)
     refused(
