@@ -179,6 +179,12 @@ def of_language_model(path: Path) -> Cases:
         yield Case(path.stem, dtype, STEPS, title, source(found), costs)
 
 
+def of_recipe(path: Path) -> Cases:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    runs = [run | {"case": found["case"]} for run in found["runs"]]
+    yield from of_rows(path, "recipe", {**found, "runs": runs}, STEPS, "case", "contender", "step_ms", "{} with LoRA, FSDP2, checkpointing")
+
+
 def of_throughput(path: Path) -> Cases:
     for name, found in json.loads(path.read_text(encoding="utf-8")).items():
         for data, rows in grouped(found["rows"], lambda row: row["data"]).items():
@@ -248,6 +254,7 @@ READERS: dict[str, Callable[[Path], Cases]] = {
     "integrations": of_integrations,
     "detection": of_detection,
     "language-model": of_language_model,
+    "recipe-h200": of_recipe,
     "throughput-h100": of_throughput,
     **dict.fromkeys(("assignment-h200", "masks-h200"), of_problems),
     "matching-h100": of_criterion,

@@ -38,6 +38,7 @@ MEASUREMENTS = {
     "throughput": Measurement("measure_throughput", "throughput-h100.json", ("--small", "--parts")),
     "detection": Measurement("measure_detection", "detection.json", ("--small", "--parts", "--with"), gpus=0),
     "integrations": Measurement("measure_integrations", "integrations.json", ("--small", "--parts")),
+    "recipe": Measurement("measure_recipe", "recipe-h200.json", ("--small",)),
     "effects": Measurement("measure_effects", "effects.json", ("--parts",), gpus=0),
     "several_gpus": Measurement("measure_several_gpus", "several-gpus-h100.json", ("--small",), gpus=2),
     "spread_vocabulary": Measurement("spread_vocabulary", "spread-vocabulary-h200.json", ("--small",), gpus=2),

@@ -581,6 +581,16 @@ language_model = Table(
 )
 
 
+RECIPE_LOSSES = {"transformers": "the model's own", "lossforge": "ours"}
+# what a step of the recipe of 7B takes, by whose loss it has
+recipe = Table(
+    "loss | step, ms | range | peak MiB | loss of the first and the last step",
+    "{whose} | {step_ms:,.1f} | {step_ms_range[0]:,.1f} to {step_ms_range[1]:,.1f} | {peak_mib:,.0f} | {losses[0]:.5f} → {losses[4]:.5f}",
+    lambda found: (each | {"whose": RECIPE_LOSSES[each["contender"]]} for each in found["runs"]),
+    about=lambda found: source(found, "transformers", "peft"),
+)
+
+
 METRICS = {
     "balanced_accuracy": "balanced accuracy",
     "map": "mAP",
@@ -728,6 +738,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "fused": (fused, LINEAR),
     **{f"precision of {loss}": (partial(precision_of_peers, loss), PRECISION) for loss in ("linear_ce", "logps", "entropy")},
     "language model": (language_model, RESULTS / "language-model.json"),
+    "recipe": (recipe, RESULTS / "recipe-h200.json"),
     "throughput": (throughput, RESULTS / "throughput-h100.json"),
     **{name: (make, RESULTS / "training-h200.json") for name, make in (("training", training), ("parity", parity), ("presets", presets))},
     "detection": (detection, DETECTION),

@@ -185,6 +185,18 @@ def test_several_processes_learn_as_one(measured):
     assert f"| test_vit | {large['depth']} | 0.00 |" in text
 
 
+@pytest.mark.slow
+def test_recipe(measured):
+    """The page's own script, with both losses; the table needs a peak, which a CPU does not tell."""
+    path, found, _ = measured("recipe")
+    theirs, ours = found["runs"]
+    assert (theirs["contender"], ours["contender"]) == ("transformers", "lossforge")
+    assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-5)
+    assert all(each["step_ms_range"][0] <= each["step_ms"] <= each["step_ms_range"][1] for each in found["runs"])
+    ours |= {"step_ms": 812.34, "step_ms_range": [810.0, 820.0], "peak_mib": 23456.7, "losses": [12.5, 12.4, 12.3, 12.2, 12.1]}
+    assert "| ours | 812.3 | 810.0 to 820.0 | 23,457 | 12.50000 → 12.10000 |" in table_of(path, found, (reported.recipe,))
+
+
 def test_the_large_model_is_the_smallest_that_one_gpu_cannot_hold():
     given = measure_several_gpus.SMALL
     case = measure_several_gpus.large_case(given)

@@ -146,7 +146,7 @@ def test_the_recipe_from_liger_on_two_processes(tmp_path, torchrun):
         done = torchrun(script[0], "--small", *words, cwd=tmp_path, **FOR_RANKS)
         assert done.returncode == 0, done.stderr
         printed.append([float(each) for each in re.findall(r"loss ([\d.]+)", done.stdout)])
-    assert len(printed[0]) == 4
+    assert len(printed[0]) == 5
     assert printed[0][-1] < printed[0][0]
     torch.testing.assert_close(*printed, rtol=1e-5, atol=2e-5)
 

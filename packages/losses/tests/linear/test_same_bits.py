@@ -52,6 +52,19 @@ def test_in_training_and_beside_further_results(policy):
         assert L.linear_selective_log_softmax(x, w, tokens).equal(sampled)
 
 
+def test_beside_the_likeliest_tokens(policy):
+    """A row of its own for each: the sampled token has its bits, and each of the likeliest those of a call with it alone."""
+    x, w, tokens, sampled = policy
+    x, tokens, sampled = x[:8], tokens[:8], sampled[:8]
+    same = torch.equal if x.is_cuda or numpy_multiplies_a_row_alike_at_any_place() else torch.allclose
+    with torch.no_grad():
+        found = torch.cat([tokens.unsqueeze(1), L.linear_top_k(x, w, 3).indices], 1)
+        logps = L.linear_selective_log_softmax(x.unsqueeze(1).expand(*found.shape, -1), w, found)
+        assert same(logps[:, 0], sampled)
+        for place in range(1, 4):
+            assert same(logps[:, place], L.linear_selective_log_softmax(x, w, found[:, place]))
+
+
 def test_in_a_compiled_graph(policy):
     x, w, tokens, sampled = policy
     torch._dynamo.reset()

@@ -172,13 +172,21 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     index[1, 2] = -100
     known = {"group": group, "classes": layout.classes}
     warmth = torch.rand(2, 4) + 0.5
-    for options in ({}, {"temperature": 0.7, "softcap": 5.0, **OUTPUTS}, {"temperature": warmth, "scale": 1.3, "chunk": 3, **OUTPUTS}):
+    several = torch.stack([index, torch.randint(layout.classes, (2, 4)), layout.classes - 1 - index.abs() % layout.classes], -1)
+    single, wide = torch.float32, torch.float64
+    for tokens, dtype, options in (
+        (index, single, {}),
+        (index, single, {"temperature": 0.7, "softcap": 5.0, **OUTPUTS}),
+        (index, single, {"temperature": warmth, "scale": 1.3, "chunk": 3, **OUTPUTS}),
+        (several, wide, {}),
+        (several, wide, {"temperature": warmth.double(), "softcap": 5.0, "scale": 1.3, **OUTPUTS}),
+    ):
         leaves, own = (
             [x.double().requires_grad_(), w.double().requires_grad_()],
-            [x.clone().requires_grad_(), layout.part(w).requires_grad_()],
+            [t.to(dtype, copy=True).requires_grad_() for t in (x, layout.part(w))],
         )
-        expected = L.linear_selective_log_softmax(*leaves, index, **options)
-        found = L.linear_selective_log_softmax(*own, index, **options, **known)
+        expected = L.linear_selective_log_softmax(*leaves, tokens, **options)
+        found = L.linear_selective_log_softmax(*own, tokens, **options, **known)
         of_x, of_w = grads_of(expected, leaves)
         compare(f"{name}, tokens", found, expected, grads_of(found, own), [of_x, layout.of_own(of_w)])
     leaves, own = [x.double().requires_grad_(), w.double().requires_grad_()], [x.clone().requires_grad_(), layout.part(w).requires_grad_()]
@@ -189,12 +197,14 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     mask[0, 1] = 0.0
     target = L.mtp_targets(index, 2)
     weights = {"depth_weights": (1.0, 0.3), "token_weight": mask, "normalizer": 5.0, "outputs": ("losses",)}
+    first = {"depth_weights": torch.tensor([0.7, 0.0]), "outputs": ("losses",), "scale": 1.2, "softcap": 4.0, "skip_ignored": True}
     policy: list[tuple[str, Any]] = [  # of a temperature and a weight a token, and of two depths
         (
             "policy",
             lambda x, w, **spread: _policy(L.linear_selective_log_softmax(x, w, index, temperature=warmth, **spread), advantages, mask),
         ),
         ("depths", lambda x, w, **spread: L.linear_mtp_loss([x, 2 * x], w, target, **weights, **spread)),
+        ("the first depth's loss alone", lambda x, w, **spread: L.linear_mtp_loss([x, 2 * x], w, target, **first, **spread)),
     ]
     for case, function in policy:
         expected, found = function(*leaves), function(*own, **known)
@@ -375,8 +385,27 @@ def check_three_products(group: Any, cases: slice = slice(None), sizes: Sequence
     assert launch_counts().get("linear_finish_kernel", 0) == before + 3
     whole = torch.autograd.grad(L.linear_cross_entropy(*own, target, **{**known, "chunk": 16}), own)
     assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
+    check_depths(x.view(2, 20, 64), w, target.view(2, 20), layout, {"group": group, "classes": len(w), "chunk": 16})
     if x.is_cuda:
         torch.set_default_device(x.device)
+
+
+def check_depths(x: Tensor, w: Tensor, target: Tensor, layout: Layout, known: dict[str, Any]) -> None:
+    """Compare two depths in three products, of which one has weight 0, with one process in float64."""
+    factors = torch.rand(2, 20).mul(torch.arange(20) != 3)
+    leaves, own = [t.double().requires_grad_() for t in (x, w)], [t.clone().requires_grad_() for t in (x, layout.part(w))]
+    for weights in ((1.0, 0.3), (0.5, 0.0)):
+        given = {"depth_weights": weights, "token_weight": factors, "outputs": ("losses",)}
+        loss, losses = L.linear_mtp_loss(*leaves, target, **given)
+        wanted = torch.autograd.grad(3 * loss, leaves)
+        before = launch_counts().get("linear_finish_kernel", 0)
+        found, each = L.linear_mtp_loss(*own, target, **given, **known)
+        assert launch_counts().get("linear_finish_kernel", 0) == before + 3
+        grads = torch.autograd.grad(3 * found, own)
+        torch.testing.assert_close(torch.stack([found, *each]), torch.stack([loss, *losses]).float(), rtol=3e-5, atol=3e-5)
+        assert not each.requires_grad
+        assert error(grads[0], wanted[0]) < 1.5e-2
+        assert error(grads[1], layout.of_own(wanted[1])) < 1.2e-2
 
 
 def check_precision(group: Any) -> None:
@@ -583,8 +612,6 @@ def check_errors(mesh: Any) -> None:
     refused(ValueError, f"at most those of weight, {most}, got {most + 1}", L.linear_cross_entropy, x, weight, target, **more)
     refused(TypeError, "weight must be a whole tensor, got a DTensor", L.linear_cross_entropy, x, weight, target)
     refused(ValueError, "served from a layer's input", L.cross_entropy, x, target, gradient="forward", **spread)
-    several = target[:, None].expand(ROWS, 2)
-    refused(ValueError, "one token a row where group is given", L.linear_selective_log_softmax, x, x[:6], several, **spread)
     whole, needed = torch.randn(6, 6), "teacher must give logits of shape (7, 6), got (7, 9)"
     refused(ValueError, needed, L.linear_kl_div, x, whole, L.LinearTeacher(x, torch.randn(9, 6)), **spread)
     refused(

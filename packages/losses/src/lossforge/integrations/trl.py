@@ -201,6 +201,7 @@ FUSED = (
         "(ctx, student_hidden, student_weight, student_bias, teacher_hidden, teacher_weight, teacher_bias, beta, temperature=1.0, "
         "student_logit_scale=1.0, student_final_logit_softcapping=None, teacher_logit_scale=1.0, teacher_final_logit_softcapping=None)",
         method="forward",
+        optional=True,  # since 1.16
     ),
     Replacement("trl.trainer.utils:selective_log_softmax", _logps, "(logits, index, temperature=1.0, row_mask=None)"),
     Replacement("trl.trainer.utils:entropy_from_logits", _entropy, "(logits, chunk_size=128)"),

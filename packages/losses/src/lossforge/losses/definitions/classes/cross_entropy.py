@@ -162,17 +162,20 @@ def cross_entropy_of_index(
     ignore_index: int,
     reduction: Reduction,
     row_scale: Tensor | None = None,
+    token_weight: Tensor | None = None,
     group: ProcessGroup | DeviceMesh | None = None,
+    each_row: bool = False,
     **options: Unpack[RowOptions],
 ) -> CheckedCall[RowwiseCall, tuple[Tensor | None, ...]]:
     """Check a call of `cross_entropy` whose class indices are the argument `index` of a public function, as messages then say.
 
-    Its results are the template's. outputs: which further ones are asked for, in the order of a row-wise call's.
+    Its results are the template's. outputs: which further ones are asked for, in the order of a row-wise call's. each_row: with group, the
+    last result is the cross entropy of each row, without its weight and without gradient.
     """
     call = RowwiseCall("cross_entropy", input, target, ignore_index=ignore_index, reduction=reduction, outputs=outputs)
-    call = call._replace(row_scale=row_scale)
+    call = call._replace(row_scale=row_scale, lam=token_weight)
     if group is not None:
-        return over_processes(call, options, group, None, "index")
+        return over_processes(call, options, group, None, "index", each_row)
     return rowwise_results(call, options, target_name="index").returning(tuple)
 
 

@@ -40,6 +40,7 @@ from lossforge.losses.definitions.classes.divergence import (
 )
 from lossforge.losses.definitions.classes.draft import DraftOutput, draft_loss_with_logits
 from lossforge.losses.definitions.language.tokens import (
+    SeveralTokens,
     TokenLogps,
     asked_of_rows,
     beside_first,
@@ -48,6 +49,7 @@ from lossforge.losses.definitions.language.tokens import (
     softened,
     with_outputs,
 )
+from lossforge.losses.engine.calls import computed
 from lossforge.losses.engine.linear.entries import top_k_of
 from lossforge.losses.engine.linear.fuse import (
     OPTIONS,
@@ -60,11 +62,12 @@ from lossforge.losses.engine.linear.fuse import (
     fused,
     layer_of,
     logits_at,
+    logits_over_processes,
     split,
 )
 from lossforge.losses.engine.linear.objective import by_objective, in_pairs, of_tokens
 from lossforge.losses.engine.linear.teacher import LinearTeacher, Teacher, TopKTeacher, by_teacher
-from lossforge.losses.engine.parallel.shards import local_layer
+from lossforge.losses.engine.parallel.shards import Shards, local_layer
 from lossforge.losses.templates import divergence
 
 __all__ = ["FusedLinear", "LinearTeacher", "TopKLogps", "TopKTeacher", "fuse_linear"]
@@ -238,7 +241,7 @@ def linear_selective_log_softmax(
 
     Args:
         index: tokens, one a row or K. Of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient of
-            weight is the sum of two.
+            weight is the sum of two. With group, each class's process gives its logit.
         temperature: T above 0; or one a row, (…), without gradient.
         scale: above 0; the logits become scale · x, as the model has them, before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
@@ -256,23 +259,24 @@ def linear_selective_log_softmax(
     layer, shards, others = local_layer((input, weight, bias), options)
     head, (_, linear) = layer_of(*layer), split(others)
     checks.integer("index", index)
-    lead, several = head.input.shape[:-1], index.ndim == input.ndim
+    lead = head.input.shape[:-1]
     of_rows = index.shape[: len(lead)] == lead and index.ndim <= input.ndim
     checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
     asked = TokenLogps.asked(outputs)
-    given = {"ignore_index": ignore_index, "validate": validate, "outputs": asked_of_rows(asked, several), **shards}
+    given = {"ignore_index": ignore_index, "validate": validate, "outputs": asked_of_rows(asked, index.ndim == input.ndim), **shards}
     given |= _softened(temperature, softcap, scale, head, validate)
-    if not several:
+    if index.ndim < input.ndim:
         finish = functools.partial(_logps, asked)
         return fused(cross_entropy_of_index, head, {**given, "target": index}, linear, ("target",), finish)
-    if shards:
-        raise ValueError(f"index must have one token a row where group is given, shape {tuple(lead)}, got {tuple(index.shape)}")
-    index = checks.indices("index", index, input, checks.Allowed(0, weight.shape[0], ignore_index, validate))
+    spread: Shards | None = shards.get("group")
+    classes = head.weight.shape[0] if spread is None else spread.classes
+    index = checks.indices("index", index, head.input, checks.Allowed(0, classes, ignore_index, validate))
     check_all_rows(linear, "one index a row, got several")
-    x = logits_at(head, index)
-    given["target"], place = first_of(x, index, head.weight.shape[0], ignore_index)
-    checked = fused(cross_entropy_of_index, head, given, linear, ("target",), _negated)
-    return beside_first(checked, x, index, place, asked)
+    x = logits_at(head, index) if spread is None else logits_over_processes(spread, head, index)
+    given["target"], place = first_of(x, index, classes, ignore_index)
+    found = computed(fused(cross_entropy_of_index, head, given, linear, ("target",), _negated))
+    several = SeveralTokens(x, index, place, classes, ignore_index, given["scale"], given["softcap"], given["row_scale"])
+    return beside_first(found, several, asked)
 
 
 @public(LINEAR)

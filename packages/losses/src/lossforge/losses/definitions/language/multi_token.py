@@ -11,9 +11,9 @@ from lossforge.losses.base.declare import Module, public
 from lossforge.losses.base.option_types import DeviceMesh, Gradient, MTPOutputs, Positive, ProcessGroup
 from lossforge.losses.base.options import checked_normalizer
 from lossforge.losses.base.outputs import Outputs
-from lossforge.losses.definitions.language.linear import LINEAR, SEE, linear_objective, linear_selective_log_softmax
-from lossforge.losses.engine.calls import computed
-from lossforge.losses.engine.linear.fuse import Accumulate, LogitsDtype
+from lossforge.losses.definitions.classes.cross_entropy import cross_entropy_of_index
+from lossforge.losses.definitions.language.linear import LINEAR, SEE, linear_objective
+from lossforge.losses.engine.linear.fuse import Accumulate, LogitsDtype, fused, layer_of
 from lossforge.losses.engine.parallel.shards import local_layer
 
 __all__ = ["MTPOutput", "mtp_targets"]
@@ -85,7 +85,7 @@ def linear_mtp_loss(
         softcap: the logits become softcap · tanh(x / softcap); None for none.
         normalizer: what each depth is divided by, in place of Nₖ: a number, a 0-d tensor, or one a depth, (K,).
         outputs: ("losses",) to get the loss of each depth as well.
-        group: processes over which the classes are spread; four products are then taken.
+        group: processes over which the classes are spread.
 
     Returns:
         a scalar, in float32 (float64 for float64); with outputs MTPOutput.
@@ -117,12 +117,23 @@ def linear_mtp_loss(
         local_layer((x, weight, bias), spread)  # refuses what needs a group
         loss = linear_objective(x, weight, target, of_depths, bias, independent="tokens", gradient=gradient, **given, **linear)
     else:
-        checks.one_of("gradient with group", gradient, (None, "backward"))
-        loss = of_depths(computed(linear_selective_log_softmax(x, weight, target, bias, **given, **spread, **linear)))
+        layer, shards, _ = local_layer((x, weight, bias), spread)
+        given |= {"target": target, "gradient": gradient, "reduction": "sum", "outputs": [False] * 7, **shards}
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        given |= {"token_weight": of_depths.token_weights(target, dtype, LEAST if want_losses else 0.0), "each_row": want_losses}
+        loss, *others = fused(cross_entropy_of_index, layer_of(*layer), given, linear, ("target",), _wanted)
+        if want_losses:
+            of_depths(-others[-1])
     return MTPOutput.of([loss, of_depths.losses]) if want_losses else loss
 
 
 SPREAD = ("group", "classes", "sum_input_gradient")
+LEAST = 1e-30
+"""In place of a depth's weight of 0, whose loss is wanted: rows of weight 0 are not read."""
+
+
+def _wanted(results: Sequence[Tensor | None]) -> list[Tensor]:
+    return [t for t in results if t is not None]
 
 
 class _Depths:
@@ -135,6 +146,16 @@ class _Depths:
 
     def __init__(self, weights: Sequence[float] | Tensor, divisors: Tensor, factors: Tensor | None) -> None:
         self.weights, self.divisors, self.factors = weights, divisors, factors
+
+    def token_weights(self, target: Tensor, dtype: torch.dtype, least: float) -> Tensor:
+        """Return the factor of each token's cross entropy in the sum, in the shape of target. least: in place of a depth's weight of 0."""
+        divisors, weights = self.divisors.to(dtype), self.weights
+        if isinstance(weights, Tensor):
+            shares = torch.where(weights == 0, least, weights.to(dtype)) / divisors
+        else:
+            shares = torch.stack([(w or least) / each for w, each in zip(weights, divisors, strict=True)])
+        shares = shares.view(-1, *(1,) * (target.ndim - 1)).expand(target.shape)
+        return shares if self.factors is None else shares * self.factors.to(dtype)
 
     def __call__(self, logps: Tensor) -> Tensor:
         values = -logps

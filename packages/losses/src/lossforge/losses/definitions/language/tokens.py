@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,7 +115,9 @@ def selective_log_softmax(
         return _beside_lse(call, near, lse)
     target, place = first_of(near, index, logits.shape[-1], ignore_index)
     checked = rowwise_results(call._replace(target=target), options, target_name="index").returning(tuple)
-    return beside_first(checked, near, index, place, asked)
+    call = checked.call
+    beside = SeveralTokens(near, index, place, logits.shape[-1], ignore_index, call.logit_scale, call.softcap, call.row_scale)
+    return beside_first(compute(checked), beside, asked)
 
 
 def asked_of_rows(outputs: list[bool], several: bool) -> list[bool]:
@@ -191,23 +193,43 @@ def first_of(x: Tensor, index: Tensor, classes: int, ignore_index: int) -> tuple
     return index.gather(-1, place).squeeze(-1), place
 
 
-def beside_first(checked: CheckedCall[RowwiseCall[Any], Any], x: Tensor, index: Tensor, place: Tensor, outputs: list[bool]) -> Any:
+class SeveralTokens(NamedTuple):
+    """Several tokens a row, of which the log-probability of one is computed.
+
+    Attributes:
+        logits, tokens: (…, K).
+        place: (…, 1), that of the token which is computed.
+        classes: how many there are.
+        ignore_index: the class of tokens whose log-probability is 0.
+        scale, softcap, row_scale: how the logits are softened; row_scale has one number a row.
+    """
+
+    logits: Tensor
+    tokens: Tensor
+    place: Tensor
+    classes: int
+    ignore_index: int
+    scale: float
+    softcap: float | None
+    row_scale: Tensor | None
+
+
+def beside_first(results: Sequence[Any], several: SeveralTokens, outputs: list[bool]) -> Any:
     """Return the log-probabilities of several tokens a row from that of one, because differences lose no digits to a common offset.
 
-    x, index: the tokens' logits and classes, (…, K). place: (…, 1), that of the token which the checked call computes. outputs: which
-    further ones are asked for.
+    results: of rows, of the token that is computed. outputs: which further ones are asked for.
     """
-    call, (logps, *of_rows) = checked.call, compute(checked)
-    x, scale, softcap = x.to(logps.dtype), call.logit_scale, call.softcap
+    logps, *of_rows = results
+    x, index, scale, softcap = several.logits.to(logps.dtype), several.tokens, several.scale, several.softcap
     if softcap is not None:
         x = softcap * torch.tanh(x * scale / softcap)
         scale = 1.0
-    if call.row_scale is not None:
-        x = x * call.row_scale.to(x.dtype).reshape(*x.shape[:-1], 1)
-    own = x.gather(-1, place) if x.shape[-1] else x
+    if several.row_scale is not None:
+        x = x * several.row_scale.to(x.dtype).reshape(*x.shape[:-1], 1)
+    own = x.gather(-1, several.place) if x.shape[-1] else x
     beside = torch.where(x == own, 0.0, (x - own) * scale) + logps.unsqueeze(-1)
-    known = torch.where((index < 0) | (index >= call.x.shape[1]), torch.nan, beside)
-    return with_outputs(outputs, (torch.where(index == call.ignore_index, 0.0, known), *of_rows), (index, call.ignore_index))
+    known = torch.where((index < 0) | (index >= several.classes), torch.nan, beside)
+    return with_outputs(outputs, (torch.where(index == several.ignore_index, 0.0, known), *of_rows), (index, several.ignore_index))
 
 
 def _beside_lse(call: RowwiseCall, x: Tensor, lse: Tensor) -> Any:

@@ -21,7 +21,7 @@ from lossforge.losses.base.record import CheckedCall, rebuilt
 from lossforge.losses.base.state import autocast_dtype, without_autocast
 from lossforge.losses.engine.calls import entry_point
 from lossforge.losses.engine.linear.engine import FUSED
-from lossforge.losses.engine.parallel.shards import local_layer
+from lossforge.losses.engine.parallel.shards import Shards, SummedGradient, local_layer
 from lossforge.losses.templates.elementwise import IGNORED
 
 Accumulate = Literal["float32", "weight"]
@@ -546,3 +546,11 @@ def logits_at(head: Head, index: Tensor) -> Tensor:
     with without_autocast(head.input):
         x = torch.matmul(F.embedding(near, head.weight).to(wide), head.input.to(wide).unsqueeze(-1)).squeeze(-1)
     return x if head.bias is None else x + head.bias[near]
+
+
+def logits_over_processes(shards: Shards, head: Head, index: Tensor) -> Tensor:
+    """Return the same of classes that are spread over processes: each gives those of its own."""
+    here = (index >= shards.first) & (index < shards.first + shards.own)
+    x = SummedGradient.apply(head.input, shards.group) if shards.sums_input else head.input
+    own = torch.where(here, logits_at(head.with_input(x), index - shards.first), 0.0)
+    return shards.gathered([own]).sum(0)[0]

@@ -33,10 +33,12 @@ def over_processes(
     group: Any,
     classes: int | None,
     target_name: str = "target",
+    each_row: bool = False,
 ) -> Any:
     """Check and compute the call of this process's classes; return the results of all, in the template's order.
 
-    call: with the function's arguments as they are. target_name: in messages.
+    call: with the function's arguments as they are. target_name: in messages. each_row: return the cross entropy of each row, too, without
+    its weight and without gradient.
     """
     x = call.x
     if options.get("gradient") == "forward" and not isinstance(x, Head):
@@ -89,7 +91,7 @@ def over_processes(
     )
     kept = {name: v for name, v in options.items() if name != "gradient"}
     own, whole = rebuilt(own), rebuilt(whole)
-    joining = Joining(shards, whole, own, z_loss, factor, options.get("gradient"), of_rows)
+    joining = Joining(shards, whole, own, z_loss, factor, options.get("gradient"), of_rows, each_row)
     results = _results(joining, CheckedCall(own, kept, tuple))
     return [t if t is None or t.ndim == 0 else t.squeeze(0) for t in results] if x.ndim == 1 else tuple(results)
 
@@ -105,8 +107,9 @@ def _with_smoothing(own: RowwiseCall[Any], whole: RowwiseCall[Any]) -> RowwiseCa
 
 def _results(joining: Joining, checked: CheckedCall[RowwiseCall[Any], Any]) -> Sequence[Tensor | None]:
     """Compute this process's call, and return the results of all classes."""
-    if (loss := in_three_products(joining)) is not None:
-        return loss, *[None] * 7
+    if (found := in_three_products(joining)) is not None:
+        loss, each = found
+        return loss, *[None] * 7, *([] if each is None else [each])
     shards, layer = joining.shards, checked.call.x
     if shards.sums_input and torch.is_grad_enabled() and layer.input.requires_grad:
         plan, tensors = planned(checked)

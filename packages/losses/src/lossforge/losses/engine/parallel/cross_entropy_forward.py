@@ -22,18 +22,18 @@ from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses.base.state import plain
 from lossforge.losses.engine.linear.call import of_rows
 from lossforge.losses.engine.linear.engine import FUSED, Gradients, by_product, product_of, ranges
-from lossforge.losses.engine.parallel.cross_entropy_rows import Joining, rows_of_exchange
+from lossforge.losses.engine.parallel.cross_entropy_rows import Joining, log_shares, rows_of_exchange
 from lossforge.losses.engine.parallel.shards import all_gathered
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.templates.plain_forms import which_count
+from lossforge.losses.templates.plain_forms import which_count, with_weight
 from lossforge.losses.templates.rowwise import BY_PROBABILITY, ROWWISE
 
 ALIGN = 16
 """Bytes. Descriptors of the product address memory that begins at a multiple of it."""
 
 
-def in_three_products(joining: Joining) -> Tensor | None:
-    """Return the loss, its gradients written; None where it takes four products.
+def in_three_products(joining: Joining) -> tuple[Tensor, Tensor | None] | None:
+    """Return the loss, its gradients written, and the cross entropy of each row if it is wanted; None where it takes four products.
 
     It does where gradient="backward" is asked for, where other results are wanted, and where the product stores no exponentials.
     """
@@ -42,7 +42,7 @@ def in_three_products(joining: Joining) -> Tensor | None:
     joining = joining._replace(own=joining.own._replace(x=_ordered(joining.own.x)))
     if not _applies(joining):
         return None
-    found: Tensor = _Written.apply(joining, *joining.own.x[:3])
+    found: Any = _Written.apply(joining, *joining.own.x[:3])
     return found
 
 
@@ -77,11 +77,14 @@ class _Written(torch.autograd.Function):
     """A scalar loss whose gradients are written in forward, and handed out once. A second backward computes them again."""
 
     @staticmethod
-    def forward(ctx: Any, joining: Joining, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, joining: Joining, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
         ctx.joining, ctx.wanted = joining, ctx.needs_input_grad[1:]
         ctx.save_for_backward(*tensors)
         loss, ctx.written, ctx.gathered = _computed(joining, ctx.wanted, None)
-        return loss
+        each = _each_row(joining, ctx.gathered) if joining.each_row else None
+        if each is not None:
+            ctx.mark_non_differentiable(each)
+        return loss, each
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -125,6 +128,16 @@ def _computed(joining: Joining, wanted: Sequence[bool], gathered: Tensor | None)
     sums.finish()
     loss = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
     return loss, written, exchanged[0] if len(exchanged) == 1 else torch.cat(exchanged, 2)
+
+
+def _each_row(joining: Joining, gathered: Tensor) -> Tensor:
+    """Return the cross entropy of each row, 0 in those that do not count, from what the processes exchanged."""
+    keep = with_weight(which_count(joining.whole), joining.weight)
+    offsets, sums, losses = gathered.unbind(1)
+    log_w, _ = log_shares(torch.where(keep, offsets + sums, 0.0))
+    there = ~losses.isnan()  # which process has the target
+    values = torch.where(there, losses - log_w, 0.0).sum(0)
+    return torch.where(keep, torch.where(there.any(0), values, torch.nan), 0.0)
 
 
 def _exponentials(call: RowwiseCall[Any], e: Tensor) -> Tensor:

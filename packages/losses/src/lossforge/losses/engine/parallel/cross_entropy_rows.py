@@ -38,6 +38,7 @@ class Joining(NamedTuple):
         factor: of this process's loss, which has a label smoothing of its own.
         mode: when the gradient is written: the option `gradient`.
         weight: of the rows: the option `token_weight` as a tensor. whole.loss and whole.entropy_weight say the others.
+        each_row: whether the cross entropy of each row, without its weight, is a further result, without gradient.
     """
 
     shards: Shards
@@ -47,6 +48,7 @@ class Joining(NamedTuple):
     factor: float
     mode: str | None
     weight: Tensor | None = None
+    each_row: bool = False
 
     def reduced(self, v: Tensor, divisor: Tensor | None) -> Tensor:
         """Return values of rows as the call reduces them."""
@@ -87,6 +89,7 @@ def joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | 
     values, counted = values_of(joining, keep, of["lse"], of["loss"], of["share"])
     divisor = joining.divisor(counts, of.get("weight"))
     _, want_lse, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = whole.outputs
+    each = [values.detach()] if joining.each_row else []
     log_w, total = log_shares(of["lse"]) if any(whole.outputs[1:]) else (values, values)
     entropy = None
     if want_entropy:
@@ -115,7 +118,7 @@ def joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | 
     if want_log_p2:
         found[6] = (of["log_p2"] + 2 * log_w).detach().logsumexp(0)
     found[7] = _mean(shards, of["mean"].detach()) if want_mean else None
-    return found
+    return [*found, *each]
 
 
 def rows_of_exchange(call: Any, shards: Shards, wide: bool = False) -> int:
