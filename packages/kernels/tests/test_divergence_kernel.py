@@ -23,7 +23,7 @@ def test_divergences_over_sizes_and_alignment(judged, offset, device, loss, hype
 DRAFTS = [("draft_lk", [0.8, 2.0]), ("draft_log_tv", []), ("draft_tv", []), ("draft_kl", []), ("draft_ce", [])]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("loss", "hyper"), DRAFTS, ids=[loss for loss, _ in DRAFTS])
 def test_draft_losses_over_sizes_and_alignment(judged, offset, device, loss, hyper, dtype):
     for shape in [(3, 17), (2, 9001), (2, 7, 6)]:

@@ -74,9 +74,7 @@ class MaskFolderConfig(MasksConfig):
     ignore_value: int | None = number(
         OUTSIDE, "value of the mask's pixels that have no class, and count nowhere; null: none has it", least=0, most=65535
     )
-    overlapping: bool = setting(
-        False, "a mask has a channel, or a page, for each class, which a pixel is in where its value is neither 0 nor data.ignore_value"
-    )
+    overlapping: bool = setting(False, "a mask has a channel or page a class; a pixel is in it unless it is 0 or data.ignore_value")
     workers: int | None = number(None, "processes that read images; null: this process's share of the cores, up to 16", least=0)
     scale: list[float] = some(lambda: [0.8, 1.25], "range of the random scale: above 1 crops, below 1 pads", above=0, most=16, pair=True)
     horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
