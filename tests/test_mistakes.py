@@ -287,7 +287,7 @@ def test_help_answers_at_once_with_groups_and_options(clone, without_torch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["loss"], ["task=segmentation asymmetric, bce, boundary, ce, custom, dice,", "--help loss loss=NAME", "loss.label_smoothing=0.0 "]),
+        (["loss"], ["task=segmentation asymmetric, bce, boundary, ce, custom,", "--help loss loss=NAME", "loss.label_smoothing=0.0 "]),
         (["model"], ["task=instances detr, ", "task=regression convnext_tiny, "]),
         (["data"], ["task=oriented boxes, coco, "]),
         (["box_loss"], ["task=oriented gwd, "]),
