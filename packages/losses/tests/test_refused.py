@@ -5,6 +5,7 @@ And what float32 cannot compute of huge numbers that it does hold: a result is r
 """
 
 import contextlib
+import functools
 import inspect
 import math
 import re
@@ -22,6 +23,7 @@ from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample
 
 generator = torch.Generator().manual_seed(0)
+rand = functools.partial(torch.rand, generator=generator)
 X, INDEX = torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 2])
 MASK, SQUARE = (X > 0).float(), torch.randn(3, 3, generator=generator)
 BOXES, LOGPS = torch.tensor([[0.0, 0, 2, 2], [1, 1, 3, 4]]), -torch.rand(4, generator=generator)
@@ -64,24 +66,24 @@ CALLS = {
     "ppo_value_loss": (X, X, X),
     "sequence_logps": (X,),
     **dict.fromkeys(("box_iou", "generalized_box_iou", "distance_box_iou", "complete_box_iou"), (BOXES, BOXES)),
-    "task_aligned_assign": (torch.rand(1, 4, 5), torch.rand(1, 4, 4), torch.rand(4, 2), LABELS, BOXES[None]),
-    "matching_cost": (torch.rand(1, 4, 5), torch.rand(1, 4, 4), LABELS[0], BOXES, torch.tensor([2])),
-    "mask_matching_cost": (torch.rand(1, 4, 5), torch.rand(2, 5), torch.tensor([2])),
-    "hungarian_assign": (torch.rand(3, 5), torch.tensor([2, 3])),
-    "hungarian_match": (torch.rand(2, 3, 5), torch.tensor([2, 3])),
+    "task_aligned_assign": (rand(1, 4, 5), rand(1, 4, 4), rand(4, 2), LABELS, BOXES[None]),
+    "matching_cost": (rand(1, 4, 5), rand(1, 4, 4), LABELS[0], BOXES, torch.tensor([2])),
+    "mask_matching_cost": (rand(1, 4, 5), rand(2, 5), torch.tensor([2])),
+    "hungarian_assign": (rand(3, 5), torch.tensor([2, 3])),
+    "hungarian_match": (rand(2, 3, 5), torch.tensor([2, 3])),
     "max_iou_assign": (BOXES, LABELS, BOXES[None]),
     "atss_assign": (BOXES, [2], LABELS, BOXES[None]),
     **dict.fromkeys(
         ("simota_assign", "rtmdet_assign"),
-        (torch.rand(1, 4, 5), torch.rand(1, 4, 4), torch.rand(4, 2), torch.ones(4), LABELS, BOXES[None]),
+        (rand(1, 4, 5), rand(1, 4, 4), rand(4, 2), torch.ones(4), LABELS, BOXES[None]),
     ),
-    **dict.fromkeys(("rotated_box_iou", "probabilistic_box_iou"), (torch.rand(2, 5), torch.rand(3, 5))),
-    "rotated_giou_loss": (torch.rand(2, 5), torch.rand(2, 5)),
+    **dict.fromkeys(("rotated_box_iou", "probabilistic_box_iou"), (rand(2, 5) + 1, rand(3, 5) + 1)),
+    "rotated_giou_loss": (rand(2, 5) + 1, rand(2, 5) + 1),
     **dict.fromkeys(("generalized_dice_loss", "mcc_loss", "boundary_loss", "hausdorff_loss"), (PLANES, (PLANES[:, 0] > 0).long())),
     **dict.fromkeys(("distance_transform", "signed_distance_map"), (PLANES,)),
     "silog_loss": (PLANES.exp(), PLANES.abs()),
     "sample_uncertain_points": (PLANES[:, :1], 3),
-    "point_mask_loss": (PLANES[:, 0], PLANES[:, 0] > 0, torch.rand(2, 3, 2)),
+    "point_mask_loss": (PLANES[:, 0], PLANES[:, 0] > 0, rand(2, 3, 2)),
     "prototype_mask_loss": (X[:, :2], PLANES[:, :2], PLANES[:, 0].repeat(2, 1, 1)[:3] > 0, torch.ones(3, 4), torch.tensor([1, 2])),
 }
 for entry in LOSSES.values():
