@@ -41,7 +41,7 @@ MILLISECONDS, FUSED_MILLISECONDS = 30.0, {"linear": 400.0, "features": 400.0, "e
 COMPILE_SECONDS, FUSED_COMPILE_SECONDS, STALLED_SECONDS = 900.0, 75.0, 300.0
 AT_ONCE = {"drafts": 5}
 """How many processes compile the cases of a suite: as many as one GPU has memory for. By default one a core."""
-NAMES = {"drafts": ("lossforge", "products", "torch.compile")}
+NAMES = {"drafts": ("lossforge", "lossforge-lean", "products", "torch.compile")}
 """The contenders of a suite. By default all."""
 BROKEN = 3
 """Exit status of a process for which a contender left the GPU unusable."""

@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import math
 import pickle
 import re
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from linear_calls import normal
 from torch import Tensor
 
 from lossforge import losses
@@ -337,6 +339,20 @@ def test_likeliest_classes_of_the_layer(dtype, device):
     assert [tuple(t.shape) for t in linear_top_k(x[:0], w, 3, b)] == [(0, 7, 3), (0, 7, 3), (0, 7)]
     with pytest.raises(ValueError, match="k must be from 1 to the number of classes, 11, got 12"):
         linear_top_k(x, w, 12, b)
+
+
+@pytest.mark.parametrize("blocks", [37, 40], ids=["classes beside whole blocks", "whole blocks"])
+def test_likeliest_classes_by_blocks(blocks, device, monkeypatch):
+    """Of many classes: those of one block, of the last ones, and infinite logits among them. The order is torch.topk's."""
+    monkeypatch.setattr("lossforge.losses.engine.linear.entries.BLOCK", 8)
+    x, w = normal(30, 16, seed=1, device=device), normal(8 * blocks + 5 * (blocks == 37), 16, seed=2, device=device)
+    b = normal(len(w), seed=3, device=device)
+    x[:10], b[16:24], b[-1] = x[:10] / 100, b[16:24] + 9, 20.0
+    b[40:60] = -math.inf
+    right = F.linear(x.double(), w.double(), b.double()).log_softmax(-1).topk(9)
+    values, indices, _ = linear_top_k(x, w, 9, b)
+    assert error(values, right.values) < 1e-5
+    assert torch.equal(indices, right.indices)
 
 
 def test_reverse_divergence_on_the_classes_that_the_student_prefers(device):

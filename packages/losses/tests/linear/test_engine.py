@@ -87,28 +87,30 @@ def a_call(monkeypatch):
         (0, 10, {"half": False}, 0, 0, 1),
     ],
 )
-def test_rows_a_chunk(rows, classes, options, spare, saved, expected, a_call):
-    assert engine.rows_a_chunk(a_call(rows, classes, **options), spare, saved, False) == expected
+def test_rows_a_group(rows, classes, options, spare, saved, expected, a_call):
+    assert engine.rows_a_group(a_call(rows, classes, **options), spare, saved, False) == expected
 
 
 @pytest.mark.parametrize(
     ("whole", "free", "expected"),
     [(140, 100, 14720), (140, 8, 8192), (80, 60, 10240), (24, 20, 4096)],  # a 32nd of the GPU, a quarter of what is free, 1 GiB
 )
-def test_rows_a_chunk_of_exponentials(whole, free, expected, a_call):
+@pytest.mark.parametrize("wide", [False, True])
+def test_rows_a_group_of_exponentials(wide, whole, free, expected, a_call):
+    """As many as of a gradient beside logits in float32."""
     call = a_call(2**17, 128256, whole=whole * GIB, free=free * GIB)
-    assert engine.rows_a_chunk(call, 0, 0, False, True) == pytest.approx(expected, rel=0.15)
-    assert engine.rows_a_chunk(call, 0, 0, False) < 4200
+    assert engine.rows_a_group(call, 0, 0, wide, not wide) == pytest.approx(expected, rel=0.15)
+    assert engine.rows_a_group(call, 0, 0, False) < 4200
 
 
 @pytest.mark.parametrize(
     ("accumulate", "together", "expected"),
     [
-        (1, 1, (8192, False)),  # all, in the memory of the sum of 4 bytes that one chunk needs not
-        (0, 1, (1024, False)),  # a sum in half precision
-        (0, 1000, (1000, False)),
-        (0, 300, (900, False)),
-        (0, 2000, (0, False)),
+        (1, 1, (8192, 8192, False)),  # all, in the memory of the sum of 4 bytes that one chunk needs not
+        (0, 1, (1024, 1024, False)),  # a sum in half precision
+        (0, 1000, (1000, 1000, False)),
+        (0, 300, (900, 900, False)),
+        (0, 2000, (0, 0, False)),
     ],
 )
 def test_rows_of_chunks(accumulate, together, expected, a_call):
@@ -120,19 +122,29 @@ def test_rows_of_chunks(accumulate, together, expected, a_call):
 
 
 @pytest.mark.parametrize(
-    ("rows", "classes", "options", "spare", "saved", "expected"),
+    ("rows", "classes", "features", "options", "together", "expected"),
     [
-        (8192, 128256, {"free": 100 * GIB}, 0, 0, 1408),  # 1 GiB of logits and their gradient
-        (8192, 128256, {"free": 100 * GIB}, 128256 * 4096 * 2, 0, 2048),  # 1 GiB of logits, their gradient in that of the weight
-        (8192, 128256, {"free": 100 * GIB}, 128256 * 1700 * 2, 0, 1664),
-        (2048, 128256, {"free": 100 * GIB}, 128256 * 4096 * 2, 128256 * 4096 * 4, 2048),  # all, where 2,048 are no more than the sum
-        (8192, 128256, {"free": 100 * GIB, "teacher": True}, 128256 * 4096 * 2, 0, 2048),
-        (4096, 32000, {"free": 100 * GIB}, 0, 0, 4096),
-        (100, 10, {"chunk": 7}, 0, 0, 7),
+        (8192, 151936, 4096, {}, 1, (1024, 8192, False)),  # 1 GiB of logits; the gradient of all is no larger than a sum of the weight's
+        (8192, 128256, 4096, {"teacher": True}, 1, (2048, 8192, False)),
+        (8192, 151936, 1024, {}, 1, (1024, 8192, False)),  # a 32nd of the GPU has room for all
+        (2**15, 151936, 1024, {}, 1, (1024, 11264, True)),  # and for a third
+        (8192, 151936, 1024, {"whole": 24 * GIB}, 1, (1024, 3072, True)),  # in 1 GiB
+        (4096, 151936, 1024, {"whole": 24 * GIB}, 1, (1024, 4096, False)),  # that and a sum of the weight's
+        (8192, 151936, 1024, {"free": 2 * GIB}, 1, (512, 1536, True)),  # in a quarter of what is free
+        (8192, 151936, 4096, {}, 1000, (1000, 8192, False)),
+        (8192, 151936, 1024, {"whole": 24 * GIB}, 300, (900, 2700, True)),
+        (8192, 151936, 4096, {}, 1025, (0, 0, False)),
+        (4096, 32000, 2048, {}, 1, (4096, 4096, False)),
+        (100, 10, 8, {"chunk": 7}, 1, (7, 7, True)),
+        (0, 10, 8, {}, 1, (1, 1, False)),
     ],
 )
-def test_rows_a_chunk_of_float32(rows, classes, options, spare, saved, expected, a_call):
-    assert engine.rows_a_chunk(a_call(rows, classes, **options), spare, saved, True) == expected
+def test_rows_of_float32(rows, classes, features, options, together, expected, a_call):
+    """Chunks of logits in float32 beside the gradient of a group, whose products are one each."""
+    call = a_call(rows, classes, **{"free": 100 * GIB, "whole": 140 * GIB, **options})
+    call.x.accumulate = 1
+    weight = torch.empty(classes, features, dtype=torch.bfloat16, device="meta")
+    assert engine.rows_of_chunks(call, weight, True, together) == expected
 
 
 @pytest.mark.parametrize(
@@ -325,6 +337,37 @@ def test_logits_of_half_precision_kept_in_float32(classes, loss, mode, way, devi
         for got, also, right in zip(found[1:], rounded[1:], exact[1:], strict=True):
             assert error(got, right) < 1.2e-2
             assert error(got, right) < 1.5 * error(also, right) + 4e-3
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("rows", "hidden", "expected", "places"),
+    [
+        (8, 6, (2, 8, False), (True, False)),  # all rows' gradient; the logits lie where the weight's gradient will
+        (24, 6, (2, 4, True), (False, True)),  # the gradient of a group lies there
+        (8, 2, (2, 4, True), (False, False)),  # where there is too little room for either
+    ],
+)
+def test_groups_of_chunks(rows, hidden, expected, places, loss, way, device, monkeypatch):
+    """Logits in float32 of two rows at a time, and products of what several such chunks give."""
+    monkeypatch.setattr(engine, "ALIGNED", 1)
+    monkeypatch.setattr(engine, "MEMORY", 150 if device == "cuda" else 4 * 150)  # 11 classes: 64 bytes a row, and 32 of the gradient
+    monkeypatch.setattr(engine, "whole_memory", lambda device: 0)
+    seen, memory = [], engine.Gradients.memory
+
+    def observed(self):
+        found = memory(self)
+        place = self.weight.untyped_storage().data_ptr()
+        seen.append(((self.rows, self.group, self.summed), tuple(t.untyped_storage().data_ptr() == place for t in found)))
+        return found
+
+    monkeypatch.setattr(engine.Gradients, "memory", observed)
+    leaves = layer(rows, device, torch.bfloat16, hidden, 11)
+    targets = [t.bfloat16() if t.is_floating_point() else t for t in loss.targets(rows, device, 11)]
+    found = gradients(loss.ours, leaves, *targets, gradient="forward", logits="float32")
+    assert seen == [(expected, places)]
+    for got, right in zip(found, exactly(loss, leaves, *targets), strict=True):
+        assert error(got, right) < 1.2e-2
 
 
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

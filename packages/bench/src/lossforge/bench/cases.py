@@ -12,6 +12,7 @@ CONTENDERS = {
     "lossforge-backward": 'gradient="backward": the gradient is computed when backward asks for it',
     "lossforge-inplace": "inplace=True: the gradient takes the memory of the logits",
     "lossforge-weight": 'accumulate="weight": the gradient of a layer\'s weight is summed in its own dtype',
+    "lossforge-lean": 'accumulate="weight", chunk=512: few rows at a time, and no float32 sum of the weight\'s gradient',
     "lossforge-skip": "skip_ignored=True: ignored rows are left out of a layer's products",
     "lossforge-rounded": 'logits="weight": logits may be rounded to the dtype of the weight',
     "lossforge-float32": 'logits="float32": logits are kept in float32',

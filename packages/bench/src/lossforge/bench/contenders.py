@@ -119,6 +119,10 @@ _FORMS: dict[str, tuple[Callable[[Case], bool], dict[str, Any]]] = {
     "lossforge-backward": (_in_forward, {"gradient": "backward"}),
     "lossforge-rounded": (lambda case: case.suite == "exact", {"logits": "weight"}),
     "lossforge-float32": (lambda case: case.suite == "exact", {"logits": "float32"}),
+    "lossforge-lean": (
+        lambda case: case.suite == "drafts" and case.inputs == "near linear teacher",
+        {"accumulate": "weight", "chunk": 512},
+    ),
     "lossforge-skip": (lambda case: case.inputs == "half ignored", {"skip_ignored": True}),
     "products": (lambda case: True, {}),
     "products-weight": (_large, {"accumulate": 0}),
@@ -180,12 +184,12 @@ def products(inputs: LinearInputs, accumulate: int = -1, twice: bool = False, to
         others = None if teacher is None else new_logits(sums.rows, len(head), x)
         for start in range(0, len(x), sums.rows):
             end = min(start + sums.rows, len(x))
-            logits = logits_of(layer.of_rows(start, end), memory[: end - start])
+            logits_of(layer.of_rows(start, end), memory[: end - start])
             if others is not None:
                 part = inputs.part(start, end)
                 logits_of(Head(part["teacher_input"], part["teacher_head"]), others[: end - start])
-            if sums.input is not None:
-                sums.add(start, end, logits)
+            if sums.input.gradient is not None:
+                sums.add(end)
 
     if twice or not differentiable:
         by_rows(Gradients(call, none, False))

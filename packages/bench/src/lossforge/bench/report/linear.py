@@ -10,6 +10,7 @@ OURS = {
     "lossforge": ("", "products"),
     "lossforge-weight": ('`accumulate="weight"`', "products-weight"),
     "lossforge-backward": ('`gradient="backward"`', "products-backward"),
+    "lossforge-lean": ('`accumulate="weight"`, `chunk=512`', "products"),
     "lossforge-skip": ("`skip_ignored=True`", "products"),
     "lossforge-rounded": ('`logits="weight"`', "products"),
     "lossforge-float32": ('`logits="float32"`', "products"),
@@ -75,6 +76,8 @@ def beside_compile(report: Report, suite: str, losses: Sequence[str] = ()) -> st
         of_products, own = figure(products, "ms"), figure(ours, "ms")
         share = f"{own / of_products:.2f}" if own and of_products else "–"
         rows.append([*_what(by), *map(_costs, (ours, compiled)), _ms(products), share, *map(_errors_of, (ours, compiled))])
+        if (lean := by.get("lossforge-lean")) is not None:
+            rows.append([OURS["lossforge-lean"][0], "", _costs(lean), "", "", "", _errors_of(lean), ""])
     return "\n\n".join([markdown(header, rows), *without_figure(report, suite)])
 
 

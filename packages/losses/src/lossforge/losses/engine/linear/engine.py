@@ -77,26 +77,49 @@ def is_wide(layer: Head) -> bool:
     return layer.logits != FROM_WEIGHT and layer.input.dtype in HALF
 
 
-def rows_a_chunk(call: Any, spare: int, saved: int, wide: bool, exponentials: bool = False) -> int:
-    """Return how many rows are computed at a time: all of them where that takes no more memory than chunks would.
+class Rows(NamedTuple):
+    """How many rows are computed at a time.
+
+    Attributes:
+        chunk: whose logits are in memory at once; 0 where no chunk can have the rows that it must not part.
+        group: whose gradient of the logits is, of which the gradients of input and weight are one product each: a chunk, or whole chunks
+            where the logits lie beside their gradient.
+        summed: whether the weight's gradient is summed over groups, in float32.
+    """
+
+    chunk: int
+    group: int
+    summed: bool
+
+
+def rows_a_group(call: Any, spare: int, saved: int, wide: bool, exponentials: bool = False, unit: int = ALIGNED) -> int:
+    """Return the rows of a group: all of them where that takes no more memory than several groups would.
 
     Args:
-        spare: bytes of the weight's gradient, which the gradient of a chunk's logits may lie in until the weight's is written.
-        saved: bytes saved when one chunk suffices.
+        spare: bytes of the weight's gradient, which the gradient of a group's logits may lie in until the weight's is written.
+        saved: bytes saved when one group suffices.
         wide: whether the logits lie beside their gradient, in float32.
         exponentials: whether exponentials stand in place of logits.
+        unit: what a group's rows are a multiple of.
     """
     rows = max(call.x.input.shape[0], 1)
     if call.x.chunk:
         return min(call.x.chunk, rows)
-    classes, memory = room(call.x.weight.shape[0], call.x.input), memory_for(call.x.input, exponentials)
-    a_gradient = classes * call.x.input.element_size()
-    beside = 4 * classes * wide
-    in_spare = min(memory // beside, spare // a_gradient) if wide else spare // a_gradient
-    several = _evenly(rows, max(memory // (beside + a_gradient), in_spare))
-    beside += (4 * classes if wide else a_gradient) * (teacher_of(call) is not None)
-    of_several = several * beside + (several * a_gradient > spare) * several * a_gradient
-    return rows if rows * (beside + a_gradient) <= saved + of_several else several
+    a_row = room(call.x.weight.shape[0], call.x.input) * call.x.input.element_size()
+    several = _evenly(rows, max(memory_for(call.x.input, exponentials or wide), spare) // a_row, unit)
+    beside = 0 if wide or teacher_of(call) is None else a_row
+    of_several = several * beside + (several * a_row > spare) * several * a_row
+    return rows if rows * (beside + a_row) <= saved + of_several else several
+
+
+def rows_of_float32(call: Any) -> int:
+    """Return the rows of a chunk whose logits are kept in float32: all, or ALIGNED times a power of 2, which most numbers of tokens are
+    multiples of."""
+    rows = max(call.x.input.shape[0], 1)
+    if call.x.chunk:
+        return min(call.x.chunk, rows)
+    most = memory_for(call.x.input) // (4 * room(call.x.weight.shape[0], call.x.input))
+    return rows if rows <= most else min(ALIGNED * 2 ** max((most // ALIGNED).bit_length() - 1, 0), rows)
 
 
 def classes_a_chunk(call: Any) -> int:
@@ -107,25 +130,33 @@ def classes_a_chunk(call: Any) -> int:
     return _evenly(classes, memory_for(call.x.input) // 2 // (rows * (call.x.input.element_size() + 4 * is_wide(call.x))))
 
 
-def _evenly(whole: int, most: int) -> int:
-    """Return the size of equal parts of `whole`, a multiple of ALIGNED of at most `most`, but at least ALIGNED."""
-    parts = -(-whole // max(most, ALIGNED))
-    return min(-(-whole // parts // ALIGNED) * ALIGNED, whole)
+def _evenly(whole: int, most: int, unit: int = ALIGNED) -> int:
+    """Return the size of equal parts of `whole`, a multiple of `unit` of at most `most`, but at least `unit`."""
+    parts = -(-whole // max(most // unit * unit, unit))
+    return min(-(-whole // parts // unit) * unit, whole)
 
 
-def rows_of_chunks(call: Any, of_weight: Tensor | None, wide: bool, together: int = 1, exponentials: bool = False) -> tuple[int, bool]:
-    """Return how many rows a chunk has, 0 where it cannot have `together`; and whether the weight's gradient is summed in float32.
+def rows_of_chunks(call: Any, of_weight: Tensor | None, wide: bool, together: int = 1, exponentials: bool = False, chunk: int = 0) -> Rows:
+    """Return how many rows are computed at a time.
 
-    of_weight: the weight's gradient, or what has its layout and dtype; None where it is not wanted.
+    Args:
+        of_weight: the weight's gradient, or what has its layout and dtype; None where it is not wanted.
+        wide, exponentials: as in rows_a_group.
+        together: how many rows after one another a chunk must not part.
+        chunk: rows of a chunk of logits in float32, where they are decided.
     """
-    size = 0
+    size, rows = 0, call.x.input.shape[0]
     if of_weight is not None and of_weight.dtype in HALF and call.x.accumulate:
         fits = not of_weight.is_cuda or 4 * of_weight.numel() <= free_memory(of_weight.device) // 2
         size = of_weight.numel() if call.x.accumulate == 1 or fits else 0
     spare = 2 * size if of_weight is None or of_weight.is_contiguous() else 0
-    rows = rows_a_chunk(call, spare, 4 * size, wide, exponentials)
-    several = rows < call.x.input.shape[0]
-    return rows // together * together if several else rows, several and size > 0
+    chunk = (chunk or rows_of_float32(call)) if wide else 0
+    chunk = chunk // together * together if chunk < rows else chunk
+    if wide and not chunk:
+        return Rows(0, 0, False)
+    group = rows_a_group(call, spare, 4 * size, wide, exponentials, chunk or ALIGNED)
+    group = group // together * together if group < rows else group
+    return Rows(chunk or group, group, group < rows and size > 0)
 
 
 Summing = Callable[[Tensor, Tensor], Any]
@@ -165,11 +196,11 @@ class OfInput:
 
 
 class Gradients:
-    """The gradients of a layer's input, weight and bias, summed over chunks of rows; any may be None.
+    """The gradients of a layer's input, weight and bias, summed over groups of rows; any may be None.
 
     wide: the logits of a chunk are kept in float32, beside their gradient.
-    summed: the weight's gradient is of half precision, and summed in float32. It is written at the end; until then its own memory is free
-    for the gradient of a chunk's logits.
+    group, summed: of Rows. The weight's gradient is written at the end; until then its own memory is free for the gradient of a group's
+    logits, or, of one group that has all rows, for the logits of a chunk in float32.
     """
 
     def __init__(
@@ -179,14 +210,15 @@ class Gradients:
         exponentials: bool = False,
         together: int = 1,
         summing: Summing | None = None,
+        chunk: int = 0,
     ) -> None:
-        """together: how many rows after one another a chunk must not part; no more than `rows_of_chunks` allows."""
+        """together, chunk: of `rows_of_chunks`, which must allow so many rows together."""
         of_input, self.weight, self.bias = gradients
         self.input = OfInput(of_input, summing)
         self.layer: Head = call.x
         self.wide = is_wide(call.x) and not exponentials
         of_weight = self.weight
-        self.rows, self.summed = rows_of_chunks(call, of_weight, self.wide, together, exponentials)
+        self.rows, self.group, self.summed = rows_of_chunks(call, of_weight, self.wide, together, exponentials, chunk)
         self.sum = of_weight
         if self.summed and of_weight is not None:
             self.sum = computed(_empty_wide, of_weight)
@@ -194,18 +226,36 @@ class Gradients:
         self.first = True
 
     def memory(self) -> tuple[Tensor, Tensor]:
-        """Return memory for the logits of a chunk and for their gradient: the same, or two where the logits are kept in float32."""
-        x, weight, classes = self.layer.input, self.weight, self.layer.weight.shape[0]
-        shape = self.rows, room(classes, x)
-        size = shape[0] * shape[1]
-        if self.summed and weight is not None and weight.dtype == x.dtype and weight.is_contiguous() and size <= weight.numel():
-            gradient = computed(functools.partial(_first_of, shape, classes), weight)
-        else:
-            gradient = new_logits(self.rows, classes, x)
-        return (new_logits(self.rows, classes, x, torch.float32) if self.wide else gradient), gradient
+        """Return memory for the logits of a chunk and for the gradient of a group's: two, where the logits are kept in float32 and a
+        gradient is wanted, else the same."""
+        x, classes = self.layer.input, self.layer.weight.shape[0]
+        if self.input.gradient is None and self.weight is None and self.bias is None:
+            self.gradient = new_logits(self.rows, classes, x, torch.float32 if self.wide else None)
+            return self.gradient, self.gradient
+        spare = self._in_weight(self.group, x.dtype) if self.summed else None
+        self.gradient = new_logits(self.group, classes, x) if spare is None else spare
+        if not self.wide:
+            return self.gradient, self.gradient
+        logits = self._in_weight(self.rows, torch.float32) if spare is None else None
+        return new_logits(self.rows, classes, x, torch.float32) if logits is None else logits, self.gradient
 
-    def add(self, start: int, end: int, logits: Tensor, factors: Tensor | None = None) -> None:
-        """Add what the gradient of a chunk's logits makes: `logits`, times a factor a row if there are some."""
+    def _in_weight(self, rows: int, dtype: torch.dtype) -> Tensor | None:
+        """Return memory for logits in that of the weight's gradient, if it is free until the end, and large enough."""
+        x, weight, classes = self.layer.input, self.weight, self.layer.weight.shape[0]
+        if weight is None or weight.dtype != x.dtype or not weight.is_contiguous() or not (self.summed or self.group >= x.shape[0]):
+            return None
+        shape = rows, room(classes, x)
+        if shape[0] * shape[1] * dtype.itemsize > weight.numel() * weight.element_size():
+            return None
+        found: Tensor = computed(functools.partial(_first_of, shape, classes, dtype), weight)
+        return found
+
+    def add(self, end: int, factors: Tensor | None = None) -> None:
+        """Add what the gradient of a group's logits makes, times a factor a row if there are some, once its last chunk has ended."""
+        start = (end - 1) // self.group * self.group
+        if end - start < self.group and end < self.layer.input.shape[0]:
+            return
+        logits = narrowed(self.gradient, 0, 0, end - start)
         x = narrowed(self.layer.input, 0, start, end)
         if self.input.sum is not None:
             of_rows = narrowed(self.input.sum, 0, start, end)
@@ -276,9 +326,10 @@ def _empty_wide(t: Tensor) -> Tensor:
     return torch.empty(t.shape, dtype=_wide(t.dtype), device=t.device)
 
 
-def _first_of(shape: tuple[int, int], classes: int, t: Tensor) -> Tensor:
+def _first_of(shape: tuple[int, int], classes: int, dtype: torch.dtype, t: Tensor) -> Tensor:
     """Return logits in the memory of a tensor's first elements. shape: with the room of their rows."""
-    return t.view(-1)[: shape[0] * shape[1]].view(shape)[:, :classes]
+    count = shape[0] * shape[1] * dtype.itemsize // t.element_size()
+    return t.view(-1)[:count].view(dtype).view(shape)[:, :classes]
 
 
 class Chunks:
@@ -305,7 +356,7 @@ class Chunks:
         Args:
             axis: 0 for chunks of rows, 1 for chunks of classes.
             memory: of the logits.
-            gradient: memory of their gradient, which may be the same.
+            gradient: memory of the gradient of a group's logits, which may be the same. A group is whole chunks.
         """
         others = self._of_teacher(memory)
         part, call_of = ((Head.of_rows, of_rows), (Head.of_classes, of_classes))[axis]
@@ -314,7 +365,8 @@ class Chunks:
             logits, target = logits_of(part(self.call.x, start, end), narrowed(memory, axis, 0, end - start)), None
             if self.teacher is not None and others is not None:
                 target = logits_of(part(self.teacher, start, end), narrowed(others, axis, 0, end - start))
-            to = logits if gradient is memory else narrowed(gradient, axis, 0, end - start)
+            place = start % gradient.shape[axis]
+            to = logits if gradient is memory else narrowed(gradient, axis, place, place + end - start)
             yield start, end, call_of(fusing, self.all, start, end, logits, target), to
 
     def forward(self, chunk: Any, gradient: Tensor | None, keep: bool) -> Several:
@@ -473,7 +525,7 @@ def forward(
             if slopes is not None:
                 arrived = slopes.of_rows(start, end, results)[0]
                 factors = torch.where(factors == 0, 0.0, factors * arrived)  # an ignored row's, at which anything may arrive
-            sums.add(start, end, to, factors)
+            sums.add(end, factors)
         sums.finish()
         return found.all()
     for start, end, chunk, to in chunks.along(0, *sums.memory()):
@@ -483,7 +535,7 @@ def forward(
             results = chunks.differentiated(chunk, to, functools.partial(slopes.of_rows, start, end))
         found.enter(start, end, results)
         if differentiated:
-            sums.add(start, end, to)
+            sums.add(end)
     sums.finish()
     return found.all()
 
@@ -597,7 +649,7 @@ def backward(
             of_chunk.append(None if t is None else in_order(_rows_of(name, t, start, end)))
         given = [t if t is None or t.ndim == 0 else narrowed(t, 0, start, end) for t in grad_outputs]
         chunks.backward(chunk, tuple(of_chunk), given, to)
-        sums.add(start, end, to)
+        sums.add(end)
     sums.finish()
 
 

@@ -17,6 +17,8 @@ from lossforge.losses.engine.linear.engine import Chunks, Gradients, Summing
 from lossforge.losses.engine.parallel.shards import Shards, all_gathered
 
 NOTHING = -100
+BLOCK = 64
+"""Classes whose largest logit is found first, where the likeliest classes are looked for."""
 
 
 class Entries(NamedTuple):
@@ -112,7 +114,7 @@ class _LogitsAndSums(torch.autograd.Function):
             _overwrite(to, entries.classes[start:end], there[start:end], at)
             if entries.padding:
                 to.zero_()
-            gradients.add(start, end, to)
+            gradients.add(end)
         gradients.finish()
         return None, None, *written
 
@@ -151,6 +153,22 @@ def _overwrite(to: Tensor, index: Tensor, there: Tensor, values: Tensor) -> None
     to.scatter_(1, torch.where(same, near, near.gather(1, first)), torch.where(same, values, values.gather(1, first)))
 
 
+def _likeliest(logits: Tensor, k: int) -> Tensor:
+    """Return the classes of the k largest logits of each row, largest first.
+
+    They lie in the k blocks of classes with the largest maxima. torch's topk of all classes took as long as the product on an H200.
+    """
+    classes = logits.shape[1]
+    whole = classes // BLOCK * BLOCK
+    if classes < 4 * k * BLOCK:
+        return logits.topk(k, 1).indices
+    block = logits[:, :whole].unflatten(1, (-1, BLOCK)).amax(2).topk(k, 1).indices
+    each = torch.arange(classes, device=logits.device)
+    there = (block.unsqueeze(2) * BLOCK + each[:BLOCK]).flatten(1)
+    there = torch.cat([there, each[whole:].expand(len(there), -1)], 1)
+    return there.gather(1, logits.gather(1, there).topk(k, 1).indices)
+
+
 def top_k_of(layer: Head, k: int, scale: float, softcap: float | None, group: Shards | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log-probabilities (N, K) of the likeliest classes of each row, the classes, and the log-sum-exps (N,), without gradient.
 
@@ -172,7 +190,7 @@ def top_k_of(layer: Head, k: int, scale: float, softcap: float | None, group: Sh
             lse = chunks.forward(chunk, None, True)[2]
             assert lse is not None
             sums[start:end] = lse
-            classes[start:end, :found] = chunk.x.topk(found, 1).indices
+            classes[start:end, :found] = _likeliest(chunk.x, found)
             values[start:end, :found] = asked._replace(classes=classes).read(chunk.x, start, end)[:, :found]
     if group is not None:
         each, at = group.gathered([*values.unbind(1), sums]), all_gathered(classes + group.first, group.group, group.world)

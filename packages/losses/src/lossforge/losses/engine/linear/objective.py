@@ -61,7 +61,7 @@ def _in_forward(call: Any, objective: Objective) -> bool:
         return False
     exponentials = goes_by_exponentials(call, objective)
     of_weight = layer.weight if layer.weight.requires_grad else None
-    return rows_of_chunks(call, of_weight, is_wide(layer) and not exponentials, _together(call, objective), exponentials)[0] > 0
+    return rows_of_chunks(call, of_weight, is_wide(layer) and not exponentials, _together(call, objective), exponentials).chunk > 0
 
 
 def _together(call: Any, objective: Objective) -> int:

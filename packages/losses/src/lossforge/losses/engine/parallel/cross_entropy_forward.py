@@ -122,7 +122,7 @@ def _computed(joining: Joining, wanted: Sequence[bool], gathered: Tensor | None)
         chunk = chunk._replace(lam=None if joining.weight is None else joining.weight[start:end])
         formulas = FORMULAS[call.loss].kernels
         total, factors = by_product(product_of(call).sharded_rows_of, chunk, (known, e), formulas, known, e, shards.rank, held)
-        sums.add(start, end, e, factors)
+        sums.add(end, factors)
         exchanged.append(known)
         totals.append(total)
     sums.finish()

@@ -136,7 +136,7 @@ def rows_of_exchange(call: Any, shards: Shards, wide: bool = False) -> int:
     rows, features = layer.input.shape
     x, weight = (torch.empty((n, features), dtype=layer.input.dtype, device="meta") for n in (rows, max(shards.size, 1)))
     common = Head(x, weight, None, layer.chunk, layer.accumulate, layer.logits)
-    return rows_of_chunks(call._replace(x=common), weight, wide)[0]
+    return rows_of_chunks(call._replace(x=common), weight, wide).chunk
 
 
 def values_of(joining: Joining, keep: Tensor, lse: Tensor, loss: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:

@@ -123,11 +123,11 @@ def _computed(
     layer = call.x
     bias = None if layer.bias is None else layer.bias.detach()
     rows = rows_of_exchange(call, shards, wide)
-    layer = Head(layer.input.detach(), layer.weight.detach(), bias, rows, layer.accumulate, layer.logits)
+    layer = Head(layer.input.detach(), layer.weight.detach(), bias, layer.chunk if wide else rows, layer.accumulate, layer.logits)
     call = call._replace(x=layer)
     new = torch.empty_like if len(layer.input) else torch.zeros_like  # without rows nothing is written
     gradients = [new(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
-    chunks, sums = Chunks(call, *divisor_of(call)), Gradients(call, gradients, summing=shards.summing)
+    chunks, sums = Chunks(call, *divisor_of(call)), Gradients(call, gradients, summing=shards.summing, chunk=rows)
     x = call.x.input
     dtype = torch.float64 if torch.float64 in (x.dtype, *[t.dtype for t in _tensors(call.target)]) else torch.float32
     values, known = torch.zeros(len(x), dtype=dtype, device=x.device), stats is not None
@@ -149,7 +149,7 @@ def _computed(
                 _write_gradient(chunk, of_rows, upstream, to)
             if not shards.own:
                 to.zero_()
-            sums.add(start, end, to)
+            sums.add(end)
     sums.finish()
     every = chunks.all
     loss = reduced(values, every.loss_scale, every.normalizer, every.reduction, every.empty_is_zero)
