@@ -256,7 +256,7 @@ READERS: dict[str, Callable[[Path], Cases]] = {
     "language-model": of_language_model,
     "recipe-h200": of_recipe,
     "throughput-h100": of_throughput,
-    **dict.fromkeys(("assignment-h200", "masks-h200"), of_problems),
+    **dict.fromkeys(("assignment-h200", "masks-h200", "vision-h200"), of_problems),
     "matching-h100": of_criterion,
     "spread-vocabulary-h200": of_spread_vocabulary,
     **dict.fromkeys(("spread-contrastive-h100", "spread-contrastive-h200"), of_spread_contrastive),

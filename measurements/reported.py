@@ -754,6 +754,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "self-distillation": (bench, RESULTS / "self-distillation-h200.json"),
     "detectors and masks": (bench, RESULTS / "detectors-and-masks-h200.json"),
     "masks": (problems, RESULTS / "masks-h200.json"),
+    "vision": (problems, RESULTS / "vision-h200.json"),
     "kernels": (kernels, RESULTS / "kernels-earned-h200.json"),
     "objectives": (objectives, RESULTS / "objectives-h200.json"),
     "drafts": (drafts, DRAFTS),

@@ -34,7 +34,7 @@ MEASURED = {
             "first-page-h200",
             *("objectives-h200", "drafts-h200", "deviations-h100", "spread-vocabulary-h200", "spread-vocabulary-h100-x4"),
             *("spread-contrastive-h100", "spread-contrastive-h200", "spread-trainings-h200", "matching-h100", "masks-h200"),
-            "metric-learning-h200",
+            *("vision-h200", "metric-learning-h200"),
             *("self-distillation-h200", "detectors-and-masks-h200"),
         ),
         LOSSES,

@@ -217,7 +217,7 @@ def group_of(cell: str, known: dict[str, str]) -> str:
     """Return the group of a row by its first cell: that of the longest title which it begins with, or the cell up to a comma."""
     cell = cell.strip("`")
     title = max((each for each in known if cell.startswith(each)), key=len, default=None)
-    return known[title] if title else cell.partition(",")[0]
+    return known[title] if title else cell.partition(",")[0].replace("`", "")
 
 
 def folded(text: str) -> str:
