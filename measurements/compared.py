@@ -247,7 +247,7 @@ def of_spread_trainings(path: Path) -> Cases:
 
 REPORTS = (
     *("bench-h200", "scaling-h200", "new-losses-h100", "metric-learning-h200", "self-distillation-h200", "detectors-and-masks-h200"),
-    *("linear", "objectives-h200", "drafts-h200", "first-page-h200"),
+    *("linear", "linear-h200", "objectives-h200", "drafts-h200", "first-page-h200"),
 )
 READERS: dict[str, Callable[[Path], Cases]] = {
     **dict.fromkeys(REPORTS, of_report),
@@ -368,12 +368,12 @@ FIRST_PAGE = (
     Shown("a step of RetinaNet, ResNet-50, 16 images of 800×1344, bf16", "detection", "steps retinanet"),
     Shown("a step of YOLOv8n by ultralytics, 16 images of 640²", "integrations", "detectors yolov8n"),
     Shown("a step of ResNet-50, 256 images of 224², bf16", "throughput-h100", "resnet50 loop"),
-    Shown("cross entropy fused with its layer, 8192 × 4096 → 128,256, bf16", "first-page-h200", "linear ce 8192x4096x128256 bf16"),
-    Shown("the same, 8192 × 1024 → 151,936", "first-page-h200", "linear ce 8192x1024x151936 bf16"),
-    Shown("the same, 4096 × 2048 → 32,000", "first-page-h200", "linear ce 4096x2048x32000 bf16"),
+    Shown("cross entropy fused with its layer, 8192 × 4096 → 128,256, bf16", "linear-h200", "linear ce 8192x4096x128256 bf16"),
+    Shown("the same, 8192 × 1024 → 151,936", "linear-h200", "linear ce 8192x1024x151936 bf16"),
+    Shown("the same, 4096 × 2048 → 32,000", "linear-h200", "linear ce 4096x2048x32000 bf16"),
     Shown(
         "log-probabilities and entropies fused, 8192 × 4096 → 128,256, bf16",
-        "first-page-h200",
+        "linear-h200",
         "linear selective_log_softmax with entropy 8192x4096x128256 bf16",
     ),
     Shown("contrastive loss of 16,384 pairs of features, bf16", "first-page-h200", "features clip_features 16384x512x16384 bf16"),

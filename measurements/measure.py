@@ -28,7 +28,7 @@ class Measurement(NamedTuple):
 
 MEASUREMENTS = {
     "losses": Measurement("measure_losses", "bench-h200.json", ("--losses",)),
-    "linear": Measurement("measure_losses", "linear.json", ("--losses",)),
+    "linear": Measurement("measure_losses", "linear-h200.json", ("--losses",)),
     "objectives": Measurement("measure_losses", "objectives-h200.json"),
     "drafts": Measurement("measure_losses", "drafts-h200.json", ("--losses",)),
     "first_page": Measurement("measure_losses", "first-page-h200.json"),

@@ -22,7 +22,7 @@ from lossforge.patch.patching import covers
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 BENCH, SCALING, EFFECTS, INTEGRATIONS = (RESULTS / f"{name}.json" for name in ("bench-h200", "scaling-h200", "effects", "integrations"))
-LINEAR, PRECISION = RESULTS / "linear.json", RESULTS / "precision-h200.json"
+LINEAR, PRECISION = RESULTS / "linear-h200.json", RESULTS / "precision-h200.json"
 
 
 def bench(file: Path) -> str:
@@ -736,6 +736,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "new losses": (bench, RESULTS / "new-losses-h100.json"),
     "scaling": (lambda file: f"{tables.provenance(load(file))}.", SCALING),
     "fused": (fused, LINEAR),
+    "fused before": (fused, RESULTS / "linear.json"),
     **{f"precision of {loss}": (partial(precision_of_peers, loss), PRECISION) for loss in ("linear_ce", "logps", "entropy")},
     "language model": (language_model, RESULTS / "language-model.json"),
     "recipe": (recipe, RESULTS / "recipe-h200.json"),

@@ -30,7 +30,17 @@ APP = (*LOSSES, "experiments/lab")
 MEASURED = {
     **dict.fromkeys(
         (
-            *("bench-h200", "scaling-h200", "new-losses-h100", "linear", "precision-h200", "language-model", "integrations", "recipe-h200"),
+            *(
+                "bench-h200",
+                "scaling-h200",
+                "new-losses-h100",
+                "linear",
+                "linear-h200",
+                "precision-h200",
+                "language-model",
+                "integrations",
+                "recipe-h200",
+            ),
             "first-page-h200",
             *("objectives-h200", "drafts-h200", "deviations-h100", "spread-vocabulary-h200", "spread-vocabulary-h100-x4"),
             *("spread-contrastive-h100", "spread-contrastive-h200", "spread-trainings-h200", "matching-h100", "masks-h200"),

@@ -221,7 +221,7 @@ def _versions(device: torch.device) -> dict[str, str]:
     found = {"torch": str(torch.__version__)}
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
-    for name in ("triton", *DISTRIBUTIONS.values(), "nvidia-cutlass-dsl"):
+    for name in ("triton", *DISTRIBUTIONS.values(), "liger-kernel-nightly", "nvidia-cutlass-dsl"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -24,8 +25,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def said(error: Exception) -> str:
-    """Format an error in one line."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+    """Return the status of a contender that raised an error, in one line without a terminal's colours."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"needs {error.name}, which is not installed"
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    return f"failed: {type(error).__name__}: {(text.splitlines() or [''])[0][:200]}"
 
 
 def spread_of(figure: str) -> tuple[str, str]:
@@ -106,7 +110,7 @@ class Row:
     def fail(self, error: Exception) -> None:
         """Record the error as the status; times are set only where none occurs."""
         self.peak_mib = None
-        self.status = f"failed: {said(error)}"
+        self.status = said(error)
 
     def share(self) -> float | None:
         return self.floor_ms / self.ms if self.floor_ms and self.ms else None
