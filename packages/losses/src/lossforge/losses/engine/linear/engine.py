@@ -20,6 +20,7 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.kernels.call import FROM_WEIGHT, Head
 from lossforge.kernels.plans import applied, by_plan, call_key, computed, in_order, layouts, narrowed
+from lossforge.kernels.torch_internals import constant_in_graphs
 from lossforge.losses.base.record import FusedTemplate, Several, Template
 from lossforge.losses.engine.linear.call import of_classes, of_rows
 from lossforge.losses.engine.linear.products import (
@@ -43,8 +44,11 @@ SHARE = 32
 """The part of a GPU's memory that exponentials may take, where it is more."""
 ALIGNED = 64
 """Rows or classes a chunk are a multiple of it, but for the last chunk's."""
+ADDRESS = 16
+"""Bytes. Descriptors of the product address memory that begins at a multiple of it."""
 
 
+@constant_in_graphs
 @functools.cache
 def free_memory(device: torch.device) -> int:
     """Return the bytes that torch could take of a GPU when it was asked first."""
@@ -52,6 +56,7 @@ def free_memory(device: torch.device) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
+@constant_in_graphs
 def whole_memory(device: torch.device) -> int:
     """Return the bytes of a GPU's memory."""
     whole: int = torch.cuda.get_device_properties(device).total_memory
@@ -91,11 +96,11 @@ def rows_a_chunk(call: Any, spare: int, saved: int, wide: bool, exponentials: bo
         return min(call.x.chunk, rows)
     classes, memory = room(call.x.weight.shape[0], call.x.input), memory_for(call.x.input, exponentials)
     a_gradient = classes * call.x.input.element_size()
-    beside = 4 * classes * wide
+    beside = 4 * classes if wide else 0
     in_spare = min(memory // beside, spare // a_gradient) if wide else spare // a_gradient
     several = _evenly(rows, max(memory // (beside + a_gradient), in_spare))
-    beside += (4 * classes if wide else a_gradient) * (teacher_of(call) is not None)
-    of_several = several * beside + (several * a_gradient > spare) * several * a_gradient
+    beside += 0 if teacher_of(call) is None else 4 * classes if wide else a_gradient
+    of_several = several * beside + (several * a_gradient if several * a_gradient > spare else 0)
     return rows if rows * (beside + a_gradient) <= saved + of_several else several
 
 
@@ -387,6 +392,14 @@ def product_of(call: Any) -> Any:
     return product if product.computes(call) else None
 
 
+def addressable(layer: Head) -> Head:
+    """Return the layer with a weight that the product can address, a copy where it cannot address the layer's own."""
+    weight = layer.weight
+    if weight.is_contiguous() and weight.data_ptr() % ADDRESS == 0:
+        return layer
+    return layer._replace(weight=weight.clone(memory_format=torch.contiguous_format))
+
+
 def by_product(function: Callable[..., Any], call: Any, more: Several, *arguments: Any) -> Any:
     """Return what a function of lossforge.kernels.linear makes of a call, by the call's plan.
 
@@ -472,7 +485,8 @@ def forward(
             found.enter(start, end, results)
             if slopes is not None:
                 arrived = slopes.of_rows(start, end, results)[0]
-                factors = torch.where(factors == 0, 0.0, factors * arrived)  # an ignored row's, at which anything may arrive
+                assert arrived is not None
+                factors = sloped(factors, arrived)
             sums.add(start, end, to, factors)
         sums.finish()
         return found.all()
@@ -486,6 +500,11 @@ def forward(
             sums.add(start, end, to)
     sums.finish()
     return found.all()
+
+
+def sloped(factors: Tensor, slopes: Tensor) -> Tensor:
+    """Return the rows' factors times what arrives at their losses: nothing in an ignored row, at which anything may arrive."""
+    return torch.where(factors == 0, 0.0, factors * slopes)
 
 
 class Found:
