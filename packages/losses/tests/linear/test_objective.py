@@ -261,13 +261,13 @@ def test_a_graph_takes_three_products(case, device, products):
 
 @pytest.mark.each
 @pytest.mark.parametrize("options", [{"chunk": 2 * T}, {"gradient": "backward"}, {"entropy": True}], ids=str)
-def test_a_graph_takes_four_products(options, device, products, monkeypatch):
+def test_a_graph_takes_four_products(options, device, by_exponentials):
     """Where several chunks are wanted, or backward is to compute the logits again; entropies are no multiple of exponentials."""
-    monkeypatch.setattr(by_operators, "losses", None)
     objective = lambda *given: (given[0] * given[-1]).sum() + sum(t.square().sum() for t in given[1:-1])  # noqa: E731
-    _, compiled, _, _ = compiled_objective(objective, **options)
+    _, compiled, _, _ = compiled_objective(objective, independent="tokens", **options)
     (leaves, index), other = layer(device, torch.bfloat16), drawn(N, T).to(device)
     found = torch.autograd.grad(3 * compiled(*leaves, index, other, 1.0), leaves)
+    assert not by_exponentials()
     _, gradients = exact(leaves, index, lambda *given: objective(*given, other), "entropy" in options)
     for got, right in zip(found, gradients, strict=True):
         assert error(got, right) < 1.2e-2
