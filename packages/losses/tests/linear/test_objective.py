@@ -259,8 +259,14 @@ def test_a_graph_takes_three_products(case, device, products):
     assert frames[0] == frames[1]
 
 
-@pytest.mark.each
-@pytest.mark.parametrize("options", [{"chunk": 2 * T}, {"gradient": "backward"}, {"entropy": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"chunk": 2 * T}, id="chunks"),
+        pytest.param({"gradient": "backward"}, id="backward", marks=pytest.mark.slow),
+        pytest.param({"entropy": True}, id="entropy", marks=pytest.mark.slow),
+    ],
+)
 def test_a_graph_takes_four_products(options, device, by_exponentials):
     """Where several chunks are wanted, or backward is to compute the logits again; entropies are no multiple of exponentials."""
     objective = lambda *given: (given[0] * given[-1]).sum() + sum(t.square().sum() for t in given[1:-1])  # noqa: E731
