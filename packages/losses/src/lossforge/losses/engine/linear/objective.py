@@ -3,7 +3,7 @@
 A chunk's rows are computed first, then the scalar's slopes at their results, in plain torch, and with these the gradient of the chunk's
 logits, while they are in memory. The slopes of a chunk must depend on its own rows alone: of the rows not yet computed the scalar sees 0.
 The last chunk completes the rows. There the slopes of all are compared with those that were used, and where they differ the scalar and its
-gradients are nan.
+gradients are nan. In a graph, where autograd computes the slopes, exponentials.py has the way.
 """
 
 import math
