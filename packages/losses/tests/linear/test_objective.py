@@ -2,11 +2,16 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from linear_calls import launches_of
+from torch.utils.checkpoint import checkpoint
 
 from lossforge import kernels
 from lossforge.losses import dpo_loss, grpo_loss, linear_objective, linear_selective_log_softmax, sequence_logps
+from lossforge.losses.engine import by_operators
+from lossforge.losses.engine.calls import planned
+from lossforge.losses.engine.linear import engine
 from lossforge.losses.testing import error
 
 N, T, HIDDEN, CLASSES = 4, 5, 16, 37
@@ -23,6 +28,15 @@ def by_exponentials(device, monkeypatch):
     """Let small products store exponentials, and return how many chunks did since."""
     monkeypatch.setattr(kernels.load("linear.launch"), "WORK", 0)
     return launches_of("linear_finish_kernel", device, monkeypatch)
+
+
+@pytest.fixture
+def products(by_exponentials, monkeypatch):
+    """Return how many matrix products there were since by exponentials: the one that stores them, and torch's own two."""
+    write, add, by_torch = engine.write_product, engine.add_transposed, []
+    monkeypatch.setattr(engine, "write_product", lambda *given: by_torch.append(write(*given)))
+    monkeypatch.setattr(engine, "add_transposed", lambda *given: by_torch.append(add(*given)))
+    return lambda: by_exponentials() + len(by_torch)
 
 
 def drawn(*shape):
@@ -189,6 +203,96 @@ def test_of_one_row_and_of_none(device):
     found = linear_objective(x[0, 0], w, index[0, 0], lambda logps: logps.exp(), b, independent="tokens")
     assert error(found, F.linear(x[0, 0], w, b).softmax(-1)[index[0, 0]]) < 1e-5
     assert linear_objective(x[:0], w, index[:0], lambda logps: logps.sum(), b, independent="sequences") == 0
+
+
+GRAPHS = {
+    "grpo, softened, frozen head": (
+        "tokens",
+        lambda logps, other: grpo_loss(logps, other[:, 0], other - 3, epsilon_high=50.0),
+    ),
+    "infinite slope of an ignored token, checkpoint": (None, lambda logps, other: (-logps).sqrt().sum()),
+}
+
+
+def compiled_objective(objective, **options):
+    """Return an objective of input, weight, bias, tokens, one more tensor and a temperature, the same compiled, and what counts graphs."""
+
+    def step(x, w, b, index, other, temperature):
+        return linear_objective(x, w, index, lambda *given: objective(*given, other), b, temperature=temperature, **options)
+
+    def kept(x, *given):
+        return checkpoint(step, x, *given, use_reentrant=False)
+
+    torch._dynamo.reset()
+    compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    return step, *[torch.compile(each, fullgraph=True, dynamic=True, backend=compiles) for each in (step, kept)], compiles
+
+
+@pytest.mark.parametrize("case", GRAPHS)
+def test_a_graph_takes_three_products(case, device, products):
+    """With the bits of a call outside of it, and one graph for all numbers of rows. A checkpoint computes the first one again."""
+    independent, objective = GRAPHS[case]
+    step, compiled, kept, compiles = compiled_objective(objective, independent=independent, softcap=4.0)
+    again, factor = "checkpoint" in case, torch.tensor(0.7 if "softened" in case else 1.0)
+    frames = []
+    for rows in (N, N + 2):
+        leaves, index = layer(device, torch.bfloat16, (rows, T))
+        leaves[1].requires_grad_("frozen" not in case)
+        wanted, given = [t for t in leaves if t.requires_grad], (*leaves, index, drawn(rows, T).to(device), factor)
+        expected = step(*given)
+        expected = expected, *torch.autograd.grad(expected, wanted)
+        before, found = products(), (kept if again else compiled)(*given)
+        found = found, *torch.autograd.grad(found, wanted)
+        assert products() - before == 3 + again - ("frozen" in case)
+        assert all(map(torch.equal, found, expected))
+        value, gradients = exact(leaves, index, lambda logps: objective(logps, given[4]), False, lambda z: 4 * torch.tanh(z / 4) / factor)  # noqa: B023
+        assert error(found[0], value) < 1e-4
+        for got, right in zip(found[1:], [g for g, t in zip(gradients, leaves, strict=True) if t.requires_grad], strict=True):
+            assert error(3 * got.double(), right) < 1.2e-2
+        frames.append(compiles.frame_count)
+    assert frames[0] == frames[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"chunk": 2 * T}, id="chunks"),
+        pytest.param({"gradient": "backward"}, id="backward", marks=pytest.mark.slow),
+        pytest.param({"entropy": True}, id="entropy", marks=pytest.mark.slow),
+    ],
+)
+def test_a_graph_takes_four_products(options, device, by_exponentials):
+    """Where several chunks are wanted, or backward is to compute the logits again; entropies are no multiple of exponentials."""
+    objective = lambda *given: (given[0] * given[-1]).sum() + sum(t.square().sum() for t in given[1:-1])  # noqa: E731
+    _, compiled, _, _ = compiled_objective(objective, independent="tokens", **options)
+    (leaves, index), other = layer(device, torch.bfloat16), drawn(N, T).to(device)
+    found = torch.autograd.grad(3 * compiled(*leaves, index, other, 1.0), leaves)
+    assert not by_exponentials()
+    _, gradients = exact(leaves, index, lambda *given: objective(*given, other), "entropy" in options)
+    for got, right in zip(found, gradients, strict=True):
+        assert error(got, right) < 1.2e-2
+
+
+@pytest.mark.usefixtures("by_exponentials")
+def test_operators_of_a_graph(device):
+    """As torch demands them of operators, which differentiate the plain computation a second time."""
+    (x, w, b), index = layer(device, torch.bfloat16, (2, T))
+    plan, tensors = planned(linear_selective_log_softmax.definition(x, w, index, b, temperature=0.7))
+    operator, given = torch.ops.lossforge.linear_rowwise_exponentials.default, by_operators.arguments(plan.spec, tensors)
+    result = torch.library.opcheck(operator, given)
+    assert set(result.values()) == {"SUCCESS"}, result
+    loss, exponentials, factors = operator(*given)
+    assert not exponentials.requires_grad
+    assert not factors.requires_grad
+    result = torch.library.opcheck(
+        torch.ops.lossforge.linear_rowwise_exponentials_backward.default,
+        (x.detach().flatten(0, 1), w.detach(), b.detach(), exponentials, factors, loss.detach(), True, True, False),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+    assert set(result.values()) == {"SUCCESS"}, result
+    once, again = (torch.autograd.grad(loss.square().sum(), (x, w, b), create_graph=g, retain_graph=True) for g in (False, True))
+    assert not any(g.requires_grad for g in once)
+    assert all(g.requires_grad and error(g, t) < 1.2e-2 for g, t in zip(again, once, strict=True))
 
 
 def test_refused(device):

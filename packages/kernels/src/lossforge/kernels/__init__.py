@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lossforge.kernels.availability import INTERPRETED as INTERPRETED
 from lossforge.kernels.availability import TRITON as TRITON
 from lossforge.kernels.availability import missing_triton as missing_triton
-from lossforge.kernels.torch_internals import triton_internals
+from lossforge.kernels.torch_internals import constant_in_graphs, triton_internals
 
 __version__ = "0.1.0"
 
@@ -40,12 +40,17 @@ def load(name: str) -> ModuleType:
         ImportError: Triton is too old.
     """
     module = f"{__name__}.{name}"
-    if module in sys.modules:
-        return sys.modules[module]
+    if module not in sys.modules:
+        _import(module)
+    return sys.modules[module]
+
+
+@constant_in_graphs
+def _import(module: str) -> None:
     if not TRITON:
         raise missing_triton()
     triton_internals()
-    return importlib.import_module(module)
+    importlib.import_module(module)
 
 
 def __getattr__(name: str) -> Any:

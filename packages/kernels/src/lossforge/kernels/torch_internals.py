@@ -7,7 +7,7 @@ Triton is imported when a kernel is first needed.
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -79,6 +79,24 @@ def in_forward_mode(*tensors: Tensor | None) -> bool:
     if _HAS_LEVEL:
         return forward_ad._current_level >= 0
     return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_in_graphs(function: Function) -> Function:
+    """Let torch.compile take what a function returns of constants as a constant of the graph, without tracing into it.
+
+    As torch.compiler.assume_constant_result does, which imports torch._dynamo.
+    """
+
+    @functools.wraps(function)
+    def constant(*args: Any) -> Any:
+        return function(*args)
+
+    found: Any = constant
+    found._dynamo_marked_constant = True
+    return cast("Function", found)
 
 
 def register_autograd(library: Any, name: str, setup: Callable[..., None], differentiate: Callable[..., Any]) -> None:

@@ -41,6 +41,7 @@ from lossforge.kernels.linear.sharded_rows import linear_sharded_rows_kernel
 from lossforge.kernels.plans import computed, in_order, narrowed
 from lossforge.kernels.product import add_product
 from lossforge.kernels.tiles import ProductTiles, product_tiles
+from lossforge.kernels.torch_internals import constant_in_graphs
 
 HALF = (torch.float16, torch.bfloat16)
 UNIT = 8
@@ -64,6 +65,7 @@ def tiles_of(weight: Tensor) -> ProductTiles:
     return product_tiles(device >= 0 and torch.cuda.get_device_capability(device) >= (10, 0))
 
 
+@constant_in_graphs
 @functools.cache
 def programs(device: int) -> int:
     """Return the multiprocessors of a GPU that the product was made for, from sm_90 on with large shared memory; 0 for any other."""
@@ -78,7 +80,9 @@ def computes(call: RowwiseCall[Any]) -> bool:
     x, weight = call.x, call.x.weight
     if weight.dtype not in HALF or not programs(weight.get_device()):
         return False
-    if not (x.input.numel() and weight.shape[1] % UNIT == 0 and weight.is_contiguous() and aligned(weight)):
+    if not (x.input.numel() and weight.shape[1] % UNIT == 0 and weight.is_contiguous()):
+        return False
+    if not (torch.compiler.is_compiling() or aligned(weight)):  # a graph's operator copies one that is not
         return False
     one_class = not call.target.is_floating_point() and call.target_b is None
     weighted_smoothing = call.weight is not None and call.label_smoothing

@@ -15,8 +15,8 @@ ABSENT = math.nan
 """What stands in the place of a number that is in the operator's vector of numbers."""
 
 
-def results(spec: ExecutionSpec[Any], tensors: Several, *differentiable: Tensor | None) -> Several:
-    """Return the results of a call, None for what was not asked for."""
+def arguments(spec: ExecutionSpec[Any], tensors: Several) -> list[Any]:
+    """Return an operator's arguments of a call."""
     numbers: list[Tensor] = []
 
     def place(v: Any) -> Any:
@@ -28,11 +28,22 @@ def results(spec: ExecutionSpec[Any], tensors: Several, *differentiable: Tensor 
         return v
 
     others = [place(v) for v in spec.numbers]
+    return [torch.stack(numbers) if numbers else None, spec.formula, *tensors, *others]
+
+
+def results(spec: ExecutionSpec[Any], tensors: Several, *differentiable: Tensor | None) -> Several:
+    """Return the results of a call, None for what was not asked for."""
     written = [spec.in_forward and want for want in spec.wanted]
     keep = True in spec.wanted and spec.keeps
     operator = getattr(OPERATORS, spec.template.name)
-    found = operator(torch.stack(numbers) if numbers else None, spec.formula, *tensors, *others, *written, keep)
+    found = operator(*arguments(spec, tensors), *written, keep)
     return tuple([t if one else None for t, one in zip(found[: len(spec.present)], spec.present, strict=True)])
+
+
+def losses(spec: ExecutionSpec[Any], tensors: Several) -> Tensor:
+    """Return the loss of each row, whose exponentials are kept for backward."""
+    found: Tensor = getattr(OPERATORS, f"{spec.template.name}_exponentials")(*arguments(spec, tensors))[0]
+    return found
 
 
 def gradients(

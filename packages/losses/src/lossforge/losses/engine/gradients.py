@@ -64,7 +64,7 @@ def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[
         return scaled(spec.chunked, written, grads[0])
     tensors, kept = recalled(ctx)
     if torch.is_grad_enabled():
-        return _of_reference(spec, tensors, grads, wanted)
+        return of_reference(spec, tensors, grads, wanted)
     if not plain(*tensors, *grads):
         return by_operators.gradients(spec, tensors, kept, grads, wanted)
     found = new_gradients(tensors, wanted)
@@ -112,7 +112,7 @@ def new_gradients(tensors: Several, wanted: Sequence[bool]) -> list[Tensor | Non
     return [torch.empty_like(t) if want and t is not None else None for t, want in zip(tensors, wanted, strict=False)]
 
 
-def _of_reference(
+def of_reference(
     spec: ExecutionSpec[Any], tensors: Several, grads: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> Sequence[Tensor | None]:
     """Return the gradients by the plain-torch reference, which autograd differentiates as often as it is asked to."""

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
+from lossforge.kernels.call import Head
 from lossforge.kernels.plans import by_plan, layouts
 from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses.base import checks
 from lossforge.losses.base.namespace import NAMESPACE, OPERATORS
-from lossforge.losses.base.record import Several, Template
+from lossforge.losses.base.record import FusedTemplate, Several, Template
 from lossforge.losses.base.state import plain
-from lossforge.losses.engine.gradients import gradients, new_gradients, remember
+from lossforge.losses.engine.gradients import gradients, new_gradients, of_reference, remember
 from lossforge.losses.engine.linear.engine import FUSED
+from lossforge.losses.engine.linear.exponentials import exponentials, new_exponentials, of_exponentials
 from lossforge.losses.engine.spec import ExecutionSpec
 from lossforge.losses.templates import TEMPLATES
 
@@ -41,11 +43,14 @@ _TYPES = {
 }
 
 
+def _fields(template: Template[Any]) -> str:
+    types = {name: "SymInt" if name == "offset" else _TYPES[t] for name, t in template.fields().items()}
+    return ", ".join(f"{t} {name}" for name, t in {"numbers": "Tensor?", "loss": "str", **types}.items())
+
+
 def schemas(template: Template[Any]) -> tuple[str, str]:
     """Return the schemas of a template's operator and of its backward, from the parenthesis on."""
-    types = {name: "SymInt" if name == "offset" else _TYPES[t] for name, t in template.fields().items()}
-    types = {"numbers": "Tensor?", "loss": "str", **types}
-    fields = ", ".join(f"{t} {name}" for name, t in types.items())
+    fields = _fields(template)
     results = ", ".join(f"Tensor out_{name}" for name in (*template.results, *template.kept))
     grads = ", ".join(f"Tensor grad_{name}" for name in template.differentiable)
     given = [f"Tensor? kept_{name}" for name in (*template.kept, *template.saved)]
@@ -112,6 +117,52 @@ def _register(template: Template[Any]) -> None:
     schema, backward_schema = schemas(template)
     _define(f"{name}{schema}", forwards, fake)
     _define(f"{name}_backward{backward_schema}", backwards, fake_backward)
+    register_autograd(LIBRARY, name, setup, differentiate)
+    no_double_backward(f"{name}_backward")
+
+
+def _register_exponentials(template: FusedTemplate[Any]) -> None:
+    """Define the operator that gives the loss of each row, with what its gradient is made of, and the operator that makes it."""
+    name, fields = f"{template.name}_exponentials", len(template.fields())
+    end = 1 + template.end
+
+    def forwards(*args: Any) -> tuple[Tensor, ...]:
+        return exponentials(template.of(args[0], args[1:end], args[end:]))
+
+    def fake(*args: Any) -> tuple[Tensor, ...]:
+        return new_exponentials(Head(*args[1:4]))
+
+    def backwards(input: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+        return _placeholders(input, of_exponentials(Head(input, weight, bias), args[:2], args[2], args[3:]))
+
+    def fake_backward(*args: Any) -> tuple[Tensor, ...]:
+        return _placeholders(args[0], new_gradients(args[:3], args[-3:]))
+
+    def setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        numbers, inputs = inputs[0], inputs[1:]
+        if numbers is not None and plain(numbers):
+            inputs = filled(numbers, inputs)
+        ctx.spec = ExecutionSpec(template, inputs[0], tuple(inputs[end:]))
+        ctx.save_for_backward(*inputs[1:end], *output[1:])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx: Any, slopes: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        *tensors, kept, factors = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[-fields:][:3]
+        found: Sequence[Tensor | None] = [None] * 3
+        if slopes is not None and torch.is_grad_enabled():
+            found = of_reference(ctx.spec, tuple(tensors), [slopes], wanted)
+        elif slopes is not None:
+            made = getattr(OPERATORS, f"{name}_backward")(*tensors[:3], kept, factors, slopes, *wanted)
+            found = [g if want else None for g, want in zip(made, wanted, strict=True)]
+        return None, None, *found, *(None,) * (fields - 3)
+
+    _define(f"{name}({_fields(template)}) -> (Tensor out_loss, Tensor exponentials, Tensor factors)", forwards, fake)
+    given = "Tensor input, Tensor head, Tensor? head_bias, Tensor exponentials, Tensor factors, Tensor grad_loss"
+    wants = ", ".join(f"bool want_{each}" for each in template.differentiable)
+    grads = ", ".join(f"Tensor grad_{each}" for each in template.differentiable)
+    define(f"{name}_backward({given}, {wants}) -> ({grads})", backwards, fake_backward)
     register_autograd(LIBRARY, name, setup, differentiate)
     no_double_backward(f"{name}_backward")
 
@@ -241,3 +292,5 @@ LIBRARY.impl("number", _checked_number, "CPU")
 torch.library.register_fake(f"{NAMESPACE}::number", lambda value, *_: value.new_empty((), dtype=torch.float64), lib=LIBRARY)
 for _template in (*TEMPLATES.values(), *FUSED.values()):
     _register(_template)
+    if isinstance(_template, FusedTemplate) and _template.fusing.product:
+        _register_exponentials(_template)

@@ -306,8 +306,9 @@ def linear_objective(
     `independent` says which tokens belong together. Where it is wrong, result and gradients are nan. The last call has all
     log-probabilities.
 
-    Four products are taken where a chunk does not hold what belongs together, where `gradient` says so, under torch.compile, for tensors
-    that the kernels do not serve (on the CPU), for float16 unless `gradient` is "forward", and for subclasses of torch.Tensor.
+    Four products are taken where a chunk does not hold what belongs together, where `gradient` says so, for tensors that the kernels do
+    not serve (on the CPU), for float16 unless `gradient` is "forward", and for subclasses of torch.Tensor. Under torch.compile three are
+    taken in bfloat16 on GPUs from sm_90 on, where one chunk holds all tokens and `entropy` is not given.
 
     Args:
         index: tokens (…), of any integer dtype.

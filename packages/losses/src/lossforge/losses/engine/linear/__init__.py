@@ -28,7 +28,8 @@ has, beside those of its loss:
 - `shift`: a row's class index is that so many rows later in its sequence (…, T); the last rows are ignored. 1 predicts the next token,
     without a sliced copy of input.
 
-`linear_objective` computes any scalar of the rows' log-probabilities and entropies, in three products too.
+`linear_objective` computes any scalar of the rows' log-probabilities and entropies, in three products too. Under torch.compile it keeps
+the exponentials of all rows from forward to backward.
 
 "batchmean" divides by the number of all rows, as if input were (N, H).
 

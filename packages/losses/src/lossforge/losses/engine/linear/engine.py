@@ -20,6 +20,7 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.kernels.call import FROM_WEIGHT, Head
 from lossforge.kernels.plans import applied, by_plan, call_key, computed, in_order, layouts, narrowed
+from lossforge.kernels.torch_internals import constant_in_graphs
 from lossforge.losses.base.record import FusedTemplate, Several, Template
 from lossforge.losses.engine.linear.call import of_classes, of_rows
 from lossforge.losses.engine.linear.products import (
@@ -43,8 +44,11 @@ SHARE = 32
 """The part of a GPU's memory that exponentials may take, where it is more."""
 ALIGNED = 64
 """Rows or classes a chunk are a multiple of it, but for the last chunk's."""
+ADDRESS = 16
+"""Bytes. Descriptors of the product address memory that begins at a multiple of it."""
 
 
+@constant_in_graphs
 @functools.cache
 def free_memory(device: torch.device) -> int:
     """Return the bytes that torch could take of a GPU when it was asked first."""
@@ -52,6 +56,7 @@ def free_memory(device: torch.device) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
+@constant_in_graphs
 def whole_memory(device: torch.device) -> int:
     """Return the bytes of a GPU's memory."""
     whole: int = torch.cuda.get_device_properties(device).total_memory
@@ -108,7 +113,7 @@ def rows_a_group(call: Any, spare: int, saved: int, wide: bool, exponentials: bo
     a_row = room(call.x.weight.shape[0], call.x.input) * call.x.input.element_size()
     several = _evenly(rows, max(memory_for(call.x.input, exponentials or wide), spare) // a_row, unit)
     beside = 0 if wide or teacher_of(call) is None else a_row
-    of_several = several * beside + (several * a_row > spare) * several * a_row
+    of_several = several * beside + (several * a_row if several * a_row > spare else 0)
     return rows if rows * (beside + a_row) <= saved + of_several else several
 
 
@@ -201,7 +206,10 @@ class Gradients:
     wide: the logits of a chunk are kept in float32, beside their gradient.
     group, summed: of Rows. The weight's gradient is written at the end; until then its own memory is free for the gradient of a group's
     logits, or, of one group that has all rows, for the logits of a chunk in float32.
+    gradient: memory of the gradient of a group's logits.
     """
+
+    gradient: Tensor
 
     def __init__(
         self,
@@ -439,6 +447,14 @@ def product_of(call: Any) -> Any:
     return product if product.computes(call) else None
 
 
+def addressable(layer: Head) -> Head:
+    """Return the layer with a weight that the product can address, a copy where it cannot address the layer's own."""
+    weight = layer.weight
+    if weight.is_contiguous() and weight.data_ptr() % ADDRESS == 0:
+        return layer
+    return layer._replace(weight=weight.clone(memory_format=torch.contiguous_format))
+
+
 def by_product(function: Callable[..., Any], call: Any, more: Several, *arguments: Any) -> Any:
     """Return what a function of lossforge.kernels.linear makes of a call, by the call's plan.
 
@@ -524,7 +540,8 @@ def forward(
             found.enter(start, end, results)
             if slopes is not None:
                 arrived = slopes.of_rows(start, end, results)[0]
-                factors = torch.where(factors == 0, 0.0, factors * arrived)  # an ignored row's, at which anything may arrive
+                assert arrived is not None
+                factors = sloped(factors, arrived)
             sums.add(end, factors)
         sums.finish()
         return found.all()
@@ -538,6 +555,11 @@ def forward(
             sums.add(end)
     sums.finish()
     return found.all()
+
+
+def sloped(factors: Tensor, slopes: Tensor) -> Tensor:
+    """Return the rows' factors times what arrives at their losses: nothing in an ignored row, at which anything may arrive."""
+    return torch.where(factors == 0, 0.0, factors * slopes)
 
 
 class Found:

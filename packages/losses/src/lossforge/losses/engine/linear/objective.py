@@ -3,7 +3,7 @@
 A chunk's rows are computed first, then the scalar's slopes at their results, in plain torch, and with these the gradient of the chunk's
 logits, while they are in memory. The slopes of a chunk must depend on its own rows alone: of the rows not yet computed the scalar sees 0.
 The last chunk completes the rows. There the slopes of all are compared with those that were used, and where they differ the scalar and its
-gradients are nan.
+gradients are nan. In a graph, where autograd computes the slopes, exponentials.py has the way.
 """
 
 import math
@@ -17,7 +17,8 @@ from lossforge.kernels.call import Head
 from lossforge.losses.base import checks
 from lossforge.losses.base.record import CheckedCall, Several
 from lossforge.losses.base.state import gradient_in_forward, kernels_apply, plain
-from lossforge.losses.engine.calls import compute
+from lossforge.losses.engine import by_operators
+from lossforge.losses.engine.calls import compute, planned
 from lossforge.losses.engine.gradients import scaled
 from lossforge.losses.engine.linear.engine import forward, goes_by_exponentials, is_wide, rows_of_chunks
 
@@ -45,23 +46,37 @@ class Objective(NamedTuple):
 def by_objective(objective: Objective, checked: CheckedCall[Any, Any]) -> Tensor:
     """Return the scalar of a checked call: its gradient is written in forward, or flows through the rows' results."""
     call = checked.call
-    if not _in_forward(call, objective):
+    if not _in_three_products(call, objective):
         return _scalar(objective.of(compute(checked)))
+    if torch.compiler.is_compiling():
+        return _scalar(objective.of(_in_graph(checked)))
     found: Tensor = _Written.apply(_Computation(checked, objective), *call.x[:3])
     return found
 
 
-def _in_forward(call: Any, objective: Objective) -> bool:
+def _in_three_products(call: Any, objective: Objective) -> bool:
+    """Return whether no more are taken: in a graph where one chunk of exponentials has all rows, else where no chunk parts what belongs
+    together."""
     layer: Head = call.x
-    if torch.compiler.is_compiling() or not (layer.requires_grad and torch.is_grad_enabled() and layer.input.shape[0]):
+    if not (layer.requires_grad and torch.is_grad_enabled() and layer.input.shape[0]):
         return False
-    if not (plain(*layer.tensors, call.target) and kernels_apply(layer.input, call.target, fused=True)):
+    in_graph = torch.compiler.is_compiling()
+    if not ((in_graph or plain(*layer.tensors, call.target)) and kernels_apply(layer.input, call.target, fused=True)):
         return False
-    if not gradient_in_forward(objective.gradient, layer, "sum"):  # type: ignore[arg-type]  # a layer says what it asks of a tensor
+    if not gradient_in_forward(objective.gradient, layer, "sum", True):  # type: ignore[arg-type]  # a layer says what it asks of a tensor
         return False
     exponentials = goes_by_exponentials(call, objective)
+    if in_graph and not exponentials:
+        return False
     of_weight = layer.weight if layer.weight.requires_grad else None
-    return rows_of_chunks(call, of_weight, is_wide(layer) and not exponentials, _together(call, objective), exponentials).chunk > 0
+    rows = rows_of_chunks(call, of_weight, is_wide(layer) and not exponentials, _together(call, objective), exponentials).chunk
+    return rows >= layer.input.shape[0] if in_graph else rows > 0
+
+
+def _in_graph(checked: CheckedCall[Any, Any]) -> Any:
+    """Return what a call returns, with exponentials kept for backward."""
+    plan, tensors = planned(checked)
+    return plan.finish((by_operators.losses(plan.spec, tensors), *[None] * len(checked.call.outputs)))
 
 
 def _together(call: Any, objective: Objective) -> int:

@@ -21,15 +21,12 @@ from lossforge.kernels.call import Head
 from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses.base.state import plain
 from lossforge.losses.engine.linear.call import of_rows
-from lossforge.losses.engine.linear.engine import FUSED, Gradients, by_product, product_of, ranges
+from lossforge.losses.engine.linear.engine import FUSED, Gradients, addressable, by_product, product_of, ranges
 from lossforge.losses.engine.parallel.cross_entropy_rows import Joining, log_shares, rows_of_exchange
 from lossforge.losses.engine.parallel.shards import all_gathered
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.templates.plain_forms import which_count, with_weight
 from lossforge.losses.templates.rowwise import BY_PROBABILITY, ROWWISE
-
-ALIGN = 16
-"""Bytes. Descriptors of the product address memory that begins at a multiple of it."""
 
 
 def in_three_products(joining: Joining) -> tuple[Tensor, Tensor | None] | None:
@@ -39,7 +36,7 @@ def in_three_products(joining: Joining) -> tuple[Tensor, Tensor | None] | None:
     """
     if torch.compiler.is_compiling() or not _asked_for(joining):
         return None
-    joining = joining._replace(own=joining.own._replace(x=_ordered(joining.own.x)))
+    joining = joining._replace(own=joining.own._replace(x=addressable(joining.own.x)))
     if not _applies(joining):
         return None
     found: Any = _Written.apply(joining, *joining.own.x[:3])
@@ -57,14 +54,6 @@ def _asked_for(joining: Joining) -> bool:
     if not joining.shards.all_own or (joining.weight is not None and joining.weight.requires_grad):
         return False
     return torch.is_grad_enabled() and layer.requires_grad and plain(*layer.tensors, *of_rows)
-
-
-def _ordered(layer: Head) -> Head:
-    """Return the layer with a weight that the product can address, a copy where it cannot address the layer's own."""
-    weight = layer.weight
-    if weight.is_contiguous() and weight.data_ptr() % ALIGN == 0:
-        return layer
-    return layer._replace(weight=weight.clone(memory_format=torch.contiguous_format))
 
 
 def _applies(joining: Joining) -> bool:
