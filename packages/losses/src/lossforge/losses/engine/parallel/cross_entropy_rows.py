@@ -77,7 +77,7 @@ def joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | 
     if not shards.own:  # a class of padding alone, whose gradient is 0
         nothing = torch.zeros_like(keep)
         loss, lse = torch.where(nothing, loss, 0.0), torch.where(nothing, lse, -torch.inf)
-    share = _shares(own) if shards.own else torch.zeros_like(lse)
+    share = _shares(own, counts) if shards.own else torch.zeros_like(lse)
     if joining.factor != 1.0:
         loss, share = loss * joining.factor, share * joining.factor
     rows = {"lse": lse, "loss": loss, "share": share}
@@ -113,7 +113,7 @@ def joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | 
     found: list[Tensor | None] = [total_loss, *[None] * 7]
     if joining.z_loss or whole.outputs[0]:
         of_weights = whole.reduction == "mean" and whole.normalizer is None and "weight" in of
-        z = torch.where(keep, joining.z_loss * log_sum(torch.where(keep, lse, 0.0)).square(), 0.0)
+        z = torch.where(keep, joining.z_loss * torch.where(keep, lse, 0.0).logsumexp(0).square(), 0.0)
         z = joining.reduced(z, counts.sum() if of_weights else divisor)
         found[0] = total_loss + z
         found[1] = z if whole.outputs[0] else None
@@ -166,26 +166,23 @@ def log_sum(lse: Tensor) -> Tensor:
     return top + (lse - top).clamp(min=LOWEST).exp().sum(0).log()
 
 
-def _shares(own: RowwiseCall[Any]) -> Tensor:
-    """Return Q_r of each row: the target's share of this process's classes, times their weights."""
+def _shares(own: RowwiseCall[Any], counts: Tensor) -> Tensor:
+    """Return Q_r of each row: the target's share of this process's classes, times their weights. counts: which rows are not ignored."""
     dtype = torch.float64 if own.x.dtype == torch.float64 else torch.float32
     weight = None if own.weight is None else own.weight.to(dtype)
     if own.target.is_floating_point():
         target = own.target.to(dtype)
         by_class = (1, -1) + (1,) * (target.ndim - 2)
         of_target = (target if weight is None else target * weight.view(by_class)).sum(1)
-        counts = torch.ones_like(of_target)
     else:
         lam = own.lam if own.lam is None else own.lam.to(dtype)
         of_target = row_weights(own._replace(lam=lam), weight).to(dtype)
-        if own.target_b is None:  # which smoothing adds
-            return of_target
-        counts = which_count(own)
-        of_target = torch.where(counts, of_target, 0.0)
+        if own.target_b is not None:
+            of_target = torch.where(counts, of_target, 0.0)
     smoothing = own.label_smoothing
     if not smoothing:
         return of_target
-    return (1.0 - smoothing) * of_target + torch.where(counts.bool(), smoothing * (1.0 if weight is None else weight.mean()), 0.0)
+    return (1.0 - smoothing) * of_target + torch.where(counts, smoothing * (1.0 if weight is None else weight.mean()), 0.0)
 
 
 def _nan_outside(whole: RowwiseCall[Any], classes: int) -> Tensor:
