@@ -2,9 +2,11 @@
 
 Random models of a published shape train STEPS steps under DDP and under FSDP2, as accelerate runs them: the Trainer with
 `transformers.fuse`, SFT with packed sequences and GRPO at the level of sequences with `trl.patch()`. GRPO generates once, before the steps
-that count, on a model of fewer layers. Step time is the median after the warm-up, of the slowest GPU; memory is the largest of any GPU, the
-state of the optimiser included. The losses of all steps are beside the library's own: the largest difference, relative where the loss is
-above 1. What fails has its message. With --small, two processes of the CPU, where accelerate has no FSDP2 and runs DDP in its place.
+that count, on a model of fewer layers. Each training runs TURNS times, the library's own and ours by turns, the second time in the other
+order. Step time is the median of all steps after the warm-up, of the slowest GPU, and `turns_ms` that of each time. Memory is the largest
+of any GPU, the state of the optimiser included, without what earlier trainings left there: under FSDP1 each leaves its part of the
+parameters. The losses of all steps are beside the library's own: the largest difference, relative where the loss is above 1. What fails
+has its message. With --small, two processes of the CPU, where accelerate has no FSDP2 and runs DDP in its place.
 """
 
 import contextlib
@@ -12,7 +14,7 @@ import gc
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -26,6 +28,7 @@ from lab.processes import distributed
 from lab.run.machine import pick_device
 
 WARM, STEPS, ROWS, TOKENS = 4, 20, 8, 1024
+TURNS = 2
 LAYERS = 8  # of GRPO's model, whose generation takes most of the time
 MODEL = "Qwen3-0.6B"
 LAYER = "Qwen3DecoderLayer"
@@ -95,12 +98,13 @@ def trainer_of(kind: str, name: str, folder: str, sizes: Sizes, device: torch.de
 
 
 def training(kind: str, parallel: str, contender: str, small: bool, device: torch.device) -> dict[str, Any]:
-    """Train, and return the figures."""
+    """Train, and return the figures; as `taken` the milliseconds of this process's steps."""
     name, sizes = sizes_of(kind, small)
     row: dict[str, Any] = {"kind": KINDS[kind], "model": name, "parallel": parallel, "contender": contender}
     fused = contender == "lossforge"
     patched: Callable[[], Context] = partial(ours, "trl") if fused and kind != "Trainer" else contextlib.nullcontext
     free_memory()
+    held = peak_mib() or 0.0
     before = dict(os.environ)
     try:
         with tempfile.TemporaryDirectory() as folder, patched():
@@ -108,10 +112,9 @@ def training(kind: str, parallel: str, contender: str, small: bool, device: torc
             trained.add_callback(clock)
             trained.train()
             lines = [line for line in trained.state.log_history if "grad_norm" in line]
-        taken = statistics.median(clock.taken)
         row |= {"losses": [float(line["loss"]) for line in lines], "gradient_norms": [float(line["grad_norm"]) for line in lines]}
-        row |= {"step_ms": largest(taken), "step_ms_range": [-largest(-min(clock.taken)), largest(max(clock.taken))]}
-        row |= {"peak_mib": largest(peak_mib() or 0.0), "wrapped": type(trained.model_wrapped).__name__}
+        row["taken"] = clock.taken
+        row |= {"peak_mib": largest((peak_mib() or 0.0) - held), "wrapped": type(trained.model_wrapped).__name__}
         if device.type == "cuda" and not row["wrapped"].startswith(WRAPPED[parallel]):
             raise RuntimeError(f"the model was wrapped by {row['wrapped']}, not by {parallel}")
         trained.accelerator.free_memory()
@@ -123,6 +126,25 @@ def training(kind: str, parallel: str, contender: str, small: bool, device: torc
     return row
 
 
+def by_turns(kind: str, parallel: str, small: bool, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield the figures of the library's own loss, and of ours."""
+    contenders = ("transformers" if kind == "Trainer" else "trl", "lossforge")
+    turns: dict[str, list[dict[str, Any]]] = {contender: [] for contender in contenders}
+    for turn in range(TURNS):
+        for contender in reversed(contenders) if turn % 2 else contenders:
+            turns[contender].append(training(kind, parallel, contender, small, device))
+            dist.barrier()
+    for rows in turns.values():
+        each = [row.pop("taken", []) for row in rows]
+        if failed := [row for row in rows if "failed" in row]:
+            yield failed[0]
+            continue
+        taken = [ms for of_turn in each for ms in of_turn]
+        times = {"step_ms": largest(statistics.median(taken)), "step_ms_range": [-largest(-min(taken)), largest(max(taken))]}
+        times |= {"turns_ms": [largest(statistics.median(of_turn)) for of_turn in each]}
+        yield rows[0] | times | {"peak_mib": max(row["peak_mib"] for row in rows)}
+
+
 def work(request: Request) -> None:
     """Measure as one of several processes; the first one writes what was measured so far."""
     device = pick_device("cpu" if request.small else "auto")
@@ -131,9 +153,8 @@ def work(request: Request) -> None:
     found["about"] = " ".join((__doc__ or "").split("\n\n")[-1].split())
     for kind in request.parts or PARTS:
         for parallel in PARALLEL:
-            for contender in ("transformers" if kind == "Trainer" else "trl", "lossforge"):
-                found["rows"].append(row := training(kind, parallel, contender, request.small, device))
-                dist.barrier()
+            for row in by_turns(kind, parallel, request.small, device):
+                found["rows"].append(row)
                 if distributed.rank() == 0:
                     print(row, flush=True)
                     request.save(found)

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Dataset
 
 from lossforge.integrations import transformers as ours
@@ -77,22 +78,28 @@ def own_batch():
 
 
 def sharded_gradients(model):
-    """Return loss and whole gradients of a model under FSDP2, with a batch of its own on each process; and whether there were logits."""
+    """Return loss and whole gradients of a model under FSDP2, with a batch of its own on each process; the names and shapes of its
+    collectives, in their order; and whether there were logits."""
     for part in (*model.model.layers, model.lm_head):
         fully_shard(part)
     fully_shard(model)
-    output = model(**own_batch())
-    output.loss.backward()
-    return (output.loss.detach(), {name: p.grad.full_tensor() for name, p in model.named_parameters()}), output.logits is not None
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        output = model(**own_batch())
+        output.loss.backward()
+    exchanges = [(event.name, event.input_shapes) for event in seen.events() if event.name.startswith("c10d::")]
+    gradients = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    return (output.loss.detach(), gradients), exchanges, output.logits is not None
 
 
 def check_fsdp2(name):
-    theirs, _ = sharded_gradients(model_of(name))
+    theirs, expected, _ = sharded_gradients(model_of(name))
     model = model_of(name)
     ours.fuse(model)
-    found, logits = sharded_gradients(model)
+    found, exchanges, logits = sharded_gradients(model)
     torch.testing.assert_close(found, theirs, rtol=2e-4, atol=2e-6, msg=lambda m: f"{name} under FSDP2: {m}")
     assert not logits, f"{name} under FSDP2 computed logits"
+    assert exchanges == expected, f"{name} under FSDP2 exchanged other tensors"
+    assert expected, "no collective was seen"
 
 
 def check_tensor_parallel():

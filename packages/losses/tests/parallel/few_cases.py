@@ -42,6 +42,13 @@ def edges(group):
         found = cross_entropy(own, target, reduction="none", **options, group=group, classes=layout.classes)
         (wanted,) = classes.grads_of(expected, [whole])
         classes.compare(str(options), found, expected, classes.grads_of(found, [own]), [layout.of_own(wanted, 1)])
+    x[0, 0], x[2, -1] = torch.nan, torch.inf  # of one process; the loss and the gradient of all are nan
+    own = layout.part(x, 1).requires_grad_()
+    found = cross_entropy(own, target, reduction="none", group=group, classes=layout.classes)
+    (grad,) = classes.grads_of(found, [own])
+    rows = torch.tensor([True, False, True, False])
+    assert torch.equal(found.isnan(), rows)
+    assert torch.equal(grad.isnan(), rows.unsqueeze(1).expand_as(grad))
 
 
 def without_kernels(group):

@@ -74,8 +74,6 @@ def over_processes(
     of_rows = own.lam if target_b is None else None
     one = (lambda t: t.unsqueeze(0)) if own.target.ndim > target.ndim else (lambda t: t)
     whole = own._replace(target=one(target), target_b=None if target_b is None else one(target_b), ignore_index=ignore_index)
-    if label_smoothing and not target.is_floating_point():
-        own = _with_smoothing(own, whole)
     if of_rows is not None and not of_rows.requires_grad:  # a row of weight 0 may be nan
         own = own._replace(target=torch.where(of_rows == 0, NO_CLASS, own.target))
     _, _, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = own.outputs
@@ -92,7 +90,8 @@ def over_processes(
     kept = {name: v for name, v in options.items() if name != "gradient"}
     own, whole = rebuilt(own), rebuilt(whole)
     joining = Joining(shards, whole, own, z_loss, factor, options.get("gradient"), of_rows, each_row)
-    results = _results(joining, CheckedCall(own, kept, tuple))
+    smoothed = _with_smoothing(own, whole) if label_smoothing and not target.is_floating_point() else own
+    results = _results(joining, CheckedCall(smoothed, kept, tuple))
     return [t if t is None or t.ndim == 0 else t.squeeze(0) for t in results] if x.ndim == 1 else tuple(results)
 
 
@@ -102,7 +101,8 @@ def _with_smoothing(own: RowwiseCall[Any], whole: RowwiseCall[Any]) -> RowwiseCa
     target_b = torch.full_like(own.target, own.ignore_index) if own.target_b is None else own.target_b
     elsewhere = counts & (own.target == own.ignore_index) & (target_b == own.ignore_index)
     lam = torch.ones((), dtype=torch.float32, device=counts.device) if own.lam is None else own.lam
-    return own._replace(target_b=torch.where(elsewhere, 0, target_b), lam=torch.where(elsewhere, 1.0, lam).expand(counts.shape))
+    lam = torch.where(elsewhere, 1.0, lam).expand(counts.shape)
+    return rebuilt(own._replace(target_b=torch.where(elsewhere, 0, target_b), lam=lam))
 
 
 def _results(joining: Joining, checked: CheckedCall[RowwiseCall[Any], Any]) -> Sequence[Tensor | None]:

@@ -123,7 +123,7 @@ def _each_row(joining: Joining, gathered: Tensor) -> Tensor:
     """Return the cross entropy of each row, 0 in those that do not count, from what the processes exchanged."""
     keep = with_weight(which_count(joining.whole), joining.weight)
     offsets, sums, losses = gathered.unbind(1)
-    log_w, _ = log_shares(torch.where(keep, offsets + sums, 0.0))
+    log_w = log_shares(torch.where(keep, offsets + sums, 0.0))
     there = ~losses.isnan()  # which process has the target
     values = torch.where(there, losses - log_w, 0.0).sum(0)
     return torch.where(keep, torch.where(there.any(0), values, torch.nan), 0.0)

@@ -61,7 +61,7 @@ class Joining(NamedTuple):
             return whole.normalizer
         if weights is not None:
             return weights.detach().sum()
-        return keep.sum() if whole.target.is_floating_point() else row_weights(whole, None).sum()
+        return keep.sum(dtype=torch.float32) if whole.target_b is None else row_weights(whole, None).sum()
 
 
 def joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -77,8 +77,10 @@ def joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | 
     if not shards.own:  # a class of padding alone, whose gradient is 0
         nothing = torch.zeros_like(keep)
         loss, lse = torch.where(nothing, loss, 0.0), torch.where(nothing, lse, -torch.inf)
-    share = _shares(own) * joining.factor if shards.own else torch.zeros_like(lse)
-    rows = {"lse": lse, "loss": loss * joining.factor, "share": share}
+    share = _shares(own, counts) if shards.own else torch.zeros_like(lse)
+    if joining.factor != 1.0:
+        loss, share = loss * joining.factor, share * joining.factor
+    rows = {"lse": lse, "loss": loss, "share": share}
     if own.weight is not None and not dense:
         rows["weight"] = row_weights(own, accurate(own.weight))
     rows |= {name: t for name, t in (("entropy", entropy), ("log_p2", log_p2), ("mean", mean_logit)) if t is not None}
@@ -86,11 +88,15 @@ def joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | 
         rows |= {"class": argmax, "top": _logits_at(own, argmax) if shards.own else torch.full_like(lse, -torch.inf)}
     exchanged = shards.gathered([t.to(lse.dtype) for t in rows.values()], rows_of_exchange(own, shards))
     of = dict(zip(rows, exchanged.unbind(1), strict=True))
-    values, counted = values_of(joining, keep, of["lse"], of["loss"], of["share"])
+    lse = of["lse"]
+    # a row that does not count has loss and share 0, and may have any log-sum-exp
+    counted = lse if dense else torch.where(keep, lse + _nan_outside(whole, shards.classes), 0.0)
+    values = (of["loss"] - of["share"] * log_shares(counted)).sum(0)
     divisor = joining.divisor(counts, of.get("weight"))
     _, want_lse, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = whole.outputs
     each = [values.detach()] if joining.each_row else []
-    log_w, total = log_shares(of["lse"]) if any(whole.outputs[1:]) else (values, values)
+    log_w = log_shares(lse) if want_entropy or want_log_p2 else values
+    total = log_sum(lse) if want_lse or want_correct else values
     entropy = None
     if want_entropy:
         w = log_w.exp()
@@ -103,11 +109,13 @@ def joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | 
         values = torch.where(weight == 0, 0.0, values)  # of a probability of 0 the loss is infinite
     if weight is not None:
         values = torch.where(keep, weight, 0.0) * values
-    found: list[Tensor | None] = [joining.reduced(values, divisor), *[None] * 7]
+    total_loss = joining.reduced(values, divisor)
+    found: list[Tensor | None] = [total_loss, *[None] * 7]
     if joining.z_loss or whole.outputs[0]:
         of_weights = whole.reduction == "mean" and whole.normalizer is None and "weight" in of
-        z = joining.reduced(torch.where(keep, joining.z_loss * counted.square(), 0.0), counts.sum() if of_weights else divisor)
-        found[0] = joining.reduced(values, divisor) + z
+        z = torch.where(keep, joining.z_loss * torch.where(keep, lse, 0.0).logsumexp(0).square(), 0.0)
+        z = joining.reduced(z, counts.sum() if of_weights else divisor)
+        found[0] = total_loss + z
         found[1] = z if whole.outputs[0] else None
     found[2] = total if want_lse else None
     found[3] = entropy
@@ -139,18 +147,6 @@ def rows_of_exchange(call: Any, shards: Shards, wide: bool = False) -> int:
     return rows_of_chunks(call._replace(x=common), weight, wide).chunk
 
 
-def values_of(joining: Joining, keep: Tensor, lse: Tensor, loss: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row without the z-loss, and its log-sum-exp, a finite number in rows that do not count.
-
-    lse, loss, share: of each process, (world, …).
-    """
-    log_w, total = log_shares(torch.where(keep, lse, 0.0))
-    values = torch.where(keep, (loss - share * log_w).sum(0), 0.0)
-    if not joining.whole.target.is_floating_point():
-        values = values * torch.where(keep, _in_range(joining.whole, joining.shards.classes), 1.0)
-    return values, total
-
-
 def _mean(shards: Shards, means: Tensor) -> Tensor:
     """Return the mean logit from each process's."""
     sizes = [min(max(shards.classes - r * shards.size, 0), shards.size) for r in range(shards.world)]
@@ -159,39 +155,46 @@ def _mean(shards: Shards, means: Tensor) -> Tensor:
     return torch.where(of_process > 0, means * of_process, 0.0).sum(0)
 
 
-def log_shares(lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ln w of each process, and the log-sum-exp of all, from each process's (world, …)."""
+def log_shares(lse: Tensor) -> Tensor:
+    """Return ln w of each process, from each process's log-sum-exp (world, …)."""
+    return torch.threshold(lse, LOWEST, LOWEST).log_softmax(0)  # as clamp, but the gradient of nan is nan
+
+
+def log_sum(lse: Tensor) -> Tensor:
+    """Return the log-sum-exp of all classes, from each process's (world, …)."""
     top = lse.detach().amax(0).clamp(min=LOWEST)
-    beside = (lse - top).clamp(min=LOWEST)
-    total = beside.exp().sum(0).log()
-    return beside - total, top + total
+    return top + (lse - top).clamp(min=LOWEST).exp().sum(0).log()
 
 
-def _shares(own: RowwiseCall[Any]) -> Tensor:
-    """Return Q_r of each row: the target's share of this process's classes, times their weights."""
+def _shares(own: RowwiseCall[Any], counts: Tensor) -> Tensor:
+    """Return Q_r of each row: the target's share of this process's classes, times their weights. counts: which rows are not ignored."""
     dtype = torch.float64 if own.x.dtype == torch.float64 else torch.float32
     weight = None if own.weight is None else own.weight.to(dtype)
     if own.target.is_floating_point():
         target = own.target.to(dtype)
         by_class = (1, -1) + (1,) * (target.ndim - 2)
         of_target = (target if weight is None else target * weight.view(by_class)).sum(1)
-        counts = torch.ones_like(of_target)
     else:
         lam = own.lam if own.lam is None else own.lam.to(dtype)
-        of_target, counts = row_weights(own._replace(lam=lam), weight).to(dtype), which_count(own)
+        of_target = row_weights(own._replace(lam=lam), weight).to(dtype)
+        if own.target_b is not None:
+            of_target = torch.where(counts, of_target, 0.0)
     smoothing = own.label_smoothing
-    found = (1.0 - smoothing) * of_target
-    if smoothing:
-        found = found + torch.where(counts.bool(), smoothing * (1.0 if weight is None else weight.mean()), 0.0)
-    return found
+    if not smoothing:
+        return of_target
+    return (1.0 - smoothing) * of_target + torch.where(counts, smoothing * (1.0 if weight is None else weight.mean()), 0.0)
 
 
-def _in_range(whole: RowwiseCall[Any], classes: int) -> Tensor:
-    """Return 1, nan in rows whose class does not exist, which gives their gradient too."""
-    outside = (whole.target != whole.ignore_index) & ((whole.target < 0) | (whole.target >= classes))
-    if whole.target_b is not None:
-        outside |= (whole.target_b != whole.ignore_index) & ((whole.target_b < 0) | (whole.target_b >= classes))
-    return torch.where(outside, torch.nan, 1.0)
+def _nan_outside(whole: RowwiseCall[Any], classes: int) -> Tensor:
+    """Return 0, nan in rows whose class does not exist, and in ignored ones. Added to what is differentiated, it gives the gradient too."""
+
+    def exists(index: Tensor) -> Tensor:
+        return index == index.clamp(0, classes - 1)
+
+    inside = exists(whole.target)
+    if whole.target_b is not None:  # of a pair one may be ignored
+        inside = (inside | (whole.target == whole.ignore_index)) & (exists(whole.target_b) | (whole.target_b == whole.ignore_index))
+    return torch.where(inside, 0.0, torch.nan)
 
 
 def _class_of_largest(shards: Shards, classes: Tensor, tops: Tensor) -> Tensor:

@@ -67,8 +67,13 @@ class Shards(NamedTuple):
 
     def mine(self, index: Tensor, ignored: int) -> Tensor:
         """Return class indices as this process counts them, NO_CLASS where they are ignored or another process has the class."""
-        here = (index >= self.first) & (index < self.first + self.own) & (index != ignored)
-        return torch.where(here, index - self.first, NO_CLASS)
+        if not self.own:
+            return torch.full_like(index, NO_CLASS)
+        own = index - self.first
+        here = own == own.clamp(0, self.own - 1)
+        if 0 <= ignored - self.first < self.own:
+            here &= index != ignored
+        return torch.where(here, own, NO_CLASS)
 
     def gathered(self, rows: list[Tensor], each: int = 0) -> Tensor:
         """Return what each process has of the same kind, (world, kinds, …), differentiable in this process's part.

@@ -15,7 +15,7 @@ from lossforge.losses.base import checks
 from lossforge.losses.base.checks import nonzero
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.engine.linear.entries import Entries, logits_and_sums
-from lossforge.losses.engine.parallel.cross_entropy_rows import log_shares
+from lossforge.losses.engine.parallel.cross_entropy_rows import log_shares, log_sum
 from lossforge.losses.engine.parallel.shards import Shards
 from lossforge.losses.templates.divergence import TopKEntries, rows_that_count, top_k_values
 from lossforge.losses.templates.plain_forms import reduced_call
@@ -53,15 +53,16 @@ def over_processes(shards: Shards, layer: Head, checked: CheckedCall[TopKCall[An
     found = shards.gathered([*logits.unbind(1), *sums, *([] if entropy is None else [entropy])])
     count, k = classes.shape[1], entries.classes.shape[1]
     z = found[:, :count].sum(0).t()  # each from the one process that has it
-    log_w, lse = log_shares(found[:, count])
+    lse = log_sum(found[:, count])
     log_p = torch.where(entries.member, z[:, :k] / call.temperature - lse.unsqueeze(1), -torch.inf)
     values = top_k_values(call, log_p, entries)
     if hard is not None and call.hard_weight is not None:
-        nll = hard.nll(z, log_shares(found[:, count + len(sums) - 1])[1], shards.classes)
+        nll = hard.nll(z, log_sum(found[:, count + len(sums) - 1]), shards.classes)
         values = call.hard_weight * nll + (call.soft_weight * values if nonzero(call.soft_weight) else 0.0)
     values = torch.where(keep, values, 0.0)
     counts = keep.to(values.dtype) if weight is None else torch.where(keep, weight.to(values.dtype), 0.0)
     if entropy is not None:
+        log_w = log_shares(found[:, count])
         w = log_w.exp()
         entropy = torch.where(keep, (w * (torch.where(w > 0, found[:, -1], 0.0) - log_w)).sum(0), 0.0).detach()
     return checked.finish([reduced_call(call, values, counts, counts.sum()), entropy])

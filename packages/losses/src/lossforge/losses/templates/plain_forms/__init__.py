@@ -89,9 +89,10 @@ def relative(x: Tensor, dim: int) -> Tensor:
 
 
 def reduced(values: Tensor, scale: float, divisor: Tensor | None, reduction: str, empty_is_zero: bool) -> Tensor:
-    # by a number, torch.func.jvp gives the sum of float32 a tangent of float64
-    factor = torch.full((), scale, dtype=values.dtype, device=values.device)
-    result = (values if reduction == "none" else values.sum()) * factor
+    result = values if reduction == "none" else values.sum()
+    if reduction == "none" or isinstance(scale, Tensor) or scale != 1.0:  # values of rows get memory of their own
+        # by a number, torch.func.jvp gives the sum of float32 a tangent of float64
+        result = result * torch.full((), scale, dtype=values.dtype, device=values.device)
     if divisor is None:
         return result
     divisor = divisor.to(values.dtype)
