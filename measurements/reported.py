@@ -407,8 +407,8 @@ def spread_trainings(file: Path) -> str:
         low, high = row["step_ms_range"]
         told = f"{row['losses'][0]:.4f} → {row['losses'][-1]:.4f}" + (f"; differ by {off:.1e}" if own is not row["losses"] else "")
         rows.append({**row, "low": low, "high": high, "told": told})
-    header = "training | model | by | losses | step, ms | from – to | peak MiB a GPU | loss of the steps"
-    cells = "{kind} | {model} | {parallel} | {contender} | {step_ms:.1f} | {low:.1f} – {high:.1f} | {peak_mib:,.0f} | {told}"
+    header = "training | model | by | losses | step, ms | from – to | peak MiB a GPU | loss of the steps | commit"
+    cells = "{kind} | {model} | {parallel} | {contender} | {step_ms:.1f} | {low:.1f} – {high:.1f} | {peak_mib:,.0f} | {told} | {commit}"
     libraries = [name for name in TRAINING_LIBRARIES if name in found]
     return "\n\n".join([f"{source(found, *libraries, gpus=NUMBERS[found['gpus']])}.", table(header, cells, rows), *ahead(file)])
 

@@ -149,19 +149,21 @@ def work(request: Request) -> None:
     """Measure as one of several processes; the first one writes what was measured so far."""
     device = pick_device("cpu" if request.small else "auto")
     distributed.start(device)
-    found: dict[str, Any] = {**request.source("triton"), **installed(*reported.TRAINING_LIBRARIES), "gpus": distributed.ranks(), "rows": []}
+    found: dict[str, Any] = {**request.source("triton"), **installed(*reported.TRAINING_LIBRARIES), "gpus": distributed.ranks()}
     found["about"] = " ".join((__doc__ or "").split("\n\n")[-1].split())
-    for kind in request.parts or PARTS:
-        for parallel in PARALLEL:
-            for row in by_turns(kind, parallel, request.small, device):
-                found["rows"].append(row)
-                if distributed.rank() == 0:
-                    print(row, flush=True)
-                    request.save(found)
+    parts = request.parts or PARTS
+    measured = {(KINDS[kind], parallel) for kind, parallel in map(str.split, parts)}
+    found["rows"] = [row for row in request.saved().get("rows", []) if (row["kind"], row["parallel"]) not in measured]
+    for part in parts:
+        for row in by_turns(*part.split(), request.small, device):
+            found["rows"].append(row | {"commit": request.commit})
+            if distributed.rank() == 0:
+                print(row, flush=True)
+                request.save(found)
     distributed.stop()
 
 
-PARTS = tuple(KINDS)
+PARTS = tuple(f"{kind} {parallel}" for kind in KINDS for parallel in PARALLEL)
 
 
 def spread_trainings(request: Request) -> int:

@@ -155,7 +155,7 @@ def test_contrastive_losses_over_two_processes(measured):
 @pytest.mark.slow
 def test_trainings_over_two_processes(measured):
     """The losses of all steps are those of the library; under TRL's GRPO they are of the same samples."""
-    path, found, said = measured("spread_trainings", "--parts", "Trainer", "GRPO")
+    path, found, said = measured("spread_trainings", "--parts", "Trainer DDP", "Trainer FSDP2", "GRPO DDP", "GRPO FSDP2")
     assert [(row["parallel"], row["contender"]) for row in found["rows"][:4]] == [
         *(("DDP", "transformers"), ("DDP", "lossforge"), ("FSDP2", "transformers"), ("FSDP2", "lossforge"))
     ]
