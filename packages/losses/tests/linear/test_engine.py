@@ -145,6 +145,7 @@ def test_rows_of_float32(rows, classes, features, options, together, expected, a
     call.x.accumulate = 1
     weight = torch.empty(classes, features, dtype=torch.bfloat16, device="meta")
     assert engine.rows_of_chunks(call, weight, True, together) == expected
+    assert engine.rows_of_chunks(call, None, True, together) == (expected[0], expected[0], False)
 
 
 @pytest.mark.parametrize(

@@ -157,8 +157,8 @@ def rows_of_chunks(call: Any, of_weight: Tensor | None, wide: bool, together: in
     spare = 2 * size if of_weight is None or of_weight.is_contiguous() else 0
     chunk = (chunk or rows_of_float32(call)) if wide else 0
     chunk = chunk // together * together if chunk < rows else chunk
-    if wide and not chunk:
-        return Rows(0, 0, False)
+    if wide and (not chunk or of_weight is None):  # a weight without a gradient gains nothing by a group
+        return Rows(chunk, chunk, False)
     group = rows_a_group(call, spare, 4 * size, wide, exponentials, chunk or ALIGNED)
     group = group // together * together if group < rows else group
     return Rows(chunk or group, group, group < rows and size > 0)
