@@ -22,8 +22,8 @@ ALONE = {
     "products-backward": 'those of `gradient="backward"`',
 }
 """What a table calls contenders that compute a part of the loss."""
-PEERS = ("torch", "torch.compile", "torch-linear", "liger", "cut-cross-entropy")
-FEW = ("liger-sm90", "cut-cross-entropy-exact", "quack", "quack-plain", "trl", "verl")
+PEERS = ("torch", "torch.compile", "torch-linear", "liger")
+FEW = ("liger-sm90", "cut-cross-entropy", "cut-cross-entropy-exact", "quack", "quack-plain", "trl", "verl")
 """Peers that know few of the losses; a table of their own has them."""
 ERRORS = ("value_error", "gradient_error", "weight_error")
 WHAT = {
@@ -107,7 +107,7 @@ def _line(by: By, name: str, peers: Sequence[str], memory: Sequence[str]) -> lis
     first = name == "lossforge"
     beside = (name, *(memory if first else ()))
     return [
-        *_what(by),
+        *(_what(by) if first else ("", "")),
         said,
         _ms(by[name], "**{:.1f}**"),
         _ms(by.get(products)),
