@@ -70,8 +70,8 @@ def filled(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def provenance(report: Report) -> str:
-    named = ("torch", "triton", "cuda", "driver", "liger-kernel", "liger-kernel-nightly", "quack-kernels", "nvidia-cutlass-dsl")
-    named += ("cut-cross-entropy", "trl", "verl")
+    of_liger, of_quack = ("liger-kernel", "liger-kernel-nightly"), ("quack-kernels", "nvidia-cutlass-dsl")
+    named = ("torch", "triton", "cuda", "driver", *of_liger, *of_quack, "cut-cross-entropy", "trl", "verl")
     versions = ", ".join(f"{name} {report.versions[name]}" for name in named if name in report.versions)
     return f"One {report.gpu}, {versions}, commit {report.commit}, {report.date}; {report.timing}"
 
