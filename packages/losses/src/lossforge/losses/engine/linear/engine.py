@@ -10,6 +10,7 @@ over the chunks, which in half precision takes float32 memory of its size; by cl
 a chunk. So `backward` goes by classes where there are more of them than rows.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -452,7 +453,7 @@ def addressable(layer: Head) -> Head:
     weight = layer.weight
     if weight.is_contiguous() and weight.data_ptr() % ADDRESS == 0:
         return layer
-    return layer._replace(weight=weight.clone(memory_format=torch.contiguous_format))
+    return dataclasses.replace(layer, weight=weight.clone(memory_format=torch.contiguous_format))
 
 
 def by_product(function: Callable[..., Any], call: Any, more: Several, *arguments: Any) -> Any:
