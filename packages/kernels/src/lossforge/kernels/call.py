@@ -3,6 +3,8 @@
 A record goes from the public function through autograd and the operators to the launch. It needs torch alone. The operators' schemas are
 generated from its fields: first the formula's name, then the tensors, of which `normalizer` is the last, then the rest, whose defaults
 change nothing. Logits are a tensor, or a Head that would give them.
+
+A named tuple's methods may be traced by torch.compile; its properties not before torch 2.10.
 """
 
 import dataclasses
