@@ -3,8 +3,11 @@
 A record goes from the public function through autograd and the operators to the launch. It needs torch alone. The operators' schemas are
 generated from its fields: first the formula's name, then the tensors, of which `normalizer` is the last, then the rest, whose defaults
 change nothing. Logits are a tensor, or a Head that would give them.
+
+A named tuple's methods may be traced by torch.compile; its properties not before torch 2.10.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -48,12 +51,15 @@ class Formulas(NamedTuple):
     blend: Callable[..., Any] | None = None
 
 
-class Head(NamedTuple):
+@dataclasses.dataclass(eq=False, slots=True)
+class Head:
     """Logits (N, C) that a linear layer gives: input (N, H) · weight (C, H)ᵀ + bias (C,). They are computed by chunks and never kept.
 
     chunk: rows at a time, 0 for as many as memory allows. accumulate: the dtype of the sum that is the weight's gradient, 1 for float32,
     0 for the weight's own, -1 for float32 where memory allows. logits: how those of half precision are kept: FLOAT32, by chunks in float32;
     FROM_WEIGHT, in the weight's dtype; NEVER_ROUNDED, as takes the least time of all ways that do not round them.
+
+    It is not a named tuple, because torch.compile does not trace properties of these before torch 2.10.
     """
 
     input: Tensor
@@ -84,8 +90,16 @@ class Head(NamedTuple):
         return any(t.requires_grad for t in self.tensors)
 
     @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.input, self.weight, self.bias
+
+    @property
     def tensors(self) -> list[Tensor]:
-        return [t for t in self[:3] if t is not None]
+        return [t for t in self.parts if t is not None]
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        return self.chunk, self.accumulate, self.logits
 
     def is_floating_point(self) -> bool:
         return True
@@ -94,8 +108,7 @@ class Head(NamedTuple):
         return self.input.shape[0] * self.weight.shape[0]
 
     def with_input(self, input: Tensor) -> "Head":
-        """Return the layer with another input, without `_replace`: torch.compile cannot carry what that makes over a graph break."""
-        return Head(input, self.weight, self.bias, self.chunk, self.accumulate, self.logits)
+        return Head(input, self.weight, self.bias, *self.numbers)
 
     def of_rows(self, start: int, end: int) -> "Head":
         return self.with_input(narrowed(self.input, 0, start, end))

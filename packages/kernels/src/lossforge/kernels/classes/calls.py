@@ -54,7 +54,6 @@ class RowwiseCall(NamedTuple, Generic[L]):
     mean_of_rows: bool = False
     outputs: list[bool] = NO_OUTPUTS  # z_loss, lse, entropy, correct, argmax, log_p2, mean_logit
 
-    @property
     def moves_target(self) -> bool:
         """Return whether the target's logit has a margin."""
         return bool(self.angle or self.margin) or self.margins is not None

@@ -38,22 +38,19 @@ class ElementwiseCall(NamedTuple, Generic[L]):
     reduction: str = "sum"
     empty_is_zero: bool = False
 
-    @property
     def by_class(self) -> bool:
         return self.target is not None and not self.target.is_floating_point()
 
-    @property
     def mean(self) -> bool:
         return self.reduction in ("mean", ROW_MEAN)
 
     @property
     def counted(self) -> bool:
         """Whether a mean divides by what is counted on the device: the elements not ignored, or the mask."""
-        return self.normalizer is None and self.mean and (self.by_class or self.mask is not None)
+        return self.normalizer is None and self.mean() and (self.by_class() or self.mask is not None)
 
-    @property
     def factor(self) -> float:
-        """What the sum over the elements is multiplied by before it is divided by their number."""
+        """Return what the sum over the elements is multiplied by before it is divided by their number."""
         return self.loss_scale * self.x.shape[self.dim] if self.reduction == ROW_MEAN and self.x.ndim else self.loss_scale
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:

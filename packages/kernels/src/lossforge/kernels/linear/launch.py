@@ -86,7 +86,7 @@ def computes(call: RowwiseCall[Any]) -> bool:
         return False
     one_class = not call.target.is_floating_point() and call.target_b is None
     weighted_smoothing = call.weight is not None and call.label_smoothing
-    return one_class and call.row_scale is None and not (weighted_smoothing or call.spread or call.power or call.moves_target)
+    return one_class and call.row_scale is None and not (weighted_smoothing or call.spread or call.power or call.moves_target())
 
 
 def exponentiates(call: RowwiseCall[Any], classes: int | None = None, same_bits: bool = False) -> bool:

@@ -35,18 +35,16 @@ class OverlapCall(NamedTuple):
     reduction: str = "sum"
     empty_is_zero: bool = False
 
-    @property
     def first(self) -> int:
-        """The class index of channel 0: one channel that is not a softmax is class 1, and 0 is background."""
+        """Return the class index of channel 0: one channel that is not a softmax is class 1, and 0 is background."""
         return int(self.x.shape[1] == 1 and self.activation != "softmax")
 
-    @property
     def skip(self) -> int:
         return int(not self.include_background)
 
     @property
     def regions(self) -> tuple[int, int]:
-        return 1 if self.batch else self.x.shape[0], self.x.shape[1] - self.skip
+        return 1 if self.batch else self.x.shape[0], self.x.shape[1] - self.skip()
 
     @property
     def confusion(self) -> bool:
@@ -93,9 +91,8 @@ class LovaszCall(NamedTuple):
     reduction: str = "sum"
     empty_is_zero: bool = False
 
-    @property
     def first(self) -> int:
-        """The class index of channel 0: without a softmax the one channel is class 1, and 0 is background."""
+        """Return the class index of channel 0: without a softmax the one channel is class 1, and 0 is background."""
         return int(not self.softmax)
 
     @property

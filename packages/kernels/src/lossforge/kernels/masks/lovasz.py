@@ -75,7 +75,7 @@ SUMMED = 256
 
 def _inputs(call: LovaszCall) -> tuple[Any, ...]:
     image, pixel = call.target.stride()
-    return as_strided(call.x), Classes(call.target, image, pixel, call.first, call.ignore_index)
+    return as_strided(call.x), Classes(call.target, image, pixel, call.first(), call.ignore_index)
 
 
 def _space(call: LovaszCall, formulas: Formulas) -> tuple[tuple[int], tuple[Any, ...]]:

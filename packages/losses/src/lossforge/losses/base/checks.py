@@ -89,7 +89,7 @@ def bound(
     if len(args) > len(by_position):
         raise TypeError(f"{owner}() takes {', '.join(by_position) or 'nothing'} by position, the rest by name, got {len(args)}")
     only(accepted, named, owner)
-    given = dict(zip(by_position, args, strict=False))
+    given = dict(zip(by_position[: len(args)], args, strict=True))  # torch.compile of torch 2.9 takes strict=False for True
     for name in named:
         if name in given:
             raise TypeError(f"{owner}() got {name} twice, by position and by name{hints.get(name, '')}")

@@ -2,7 +2,7 @@
 
 import difflib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -62,9 +62,8 @@ class Outputs(tuple[Tensor, ...]):
     def __new__(cls, *results: Tensor) -> Self:
         return tuple.__new__(cls, results)
 
-    @classmethod
-    def _make(cls, results: Iterable[Tensor]) -> Self:
-        return cls(*results)
+    # not in Python, because torch 2.9 would compile it to a graph that ends with a call of itself
+    _make: ClassVar[Any] = classmethod(tuple.__new__)
 
     def _asdict(self) -> dict[str, Tensor]:
         return dict(zip(self._fields, self, strict=True))

@@ -297,12 +297,12 @@ class FusedTemplate(Template[C]):
         end = end_of_tensors(call) - 1
         head, numbers = values[0], values[end:]
         others = list(values[1:end])
-        tensors: list[Tensor | None] = [*head[:3]]
+        tensors: list[Tensor | None] = [*head.parts]
         if self.fusing.teacher:
             teacher = others[0]
-            tensors += teacher[:3] if isinstance(teacher, Head) else [None] * 3
+            tensors += teacher.parts if isinstance(teacher, Head) else [None] * 3
             others[0] = None if isinstance(teacher, Head) else teacher
-        return (*tensors, *others), (head.chunk, head.accumulate, head.logits, *numbers)
+        return (*tensors, *others), (*head.numbers, *numbers)
 
     def of(self, formula: str, tensors: Several, numbers: Sequence[Any]) -> C:
         (input, weight, bias), (chunk, accumulate, logits, *rest) = tensors[:3], numbers

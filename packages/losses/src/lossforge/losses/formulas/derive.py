@@ -95,7 +95,8 @@ def _quotient(v: str, a: list[str], d: list[str | None]) -> str:
 def _choice(a: list[str], d: list[str | None], better: str) -> str:
     """Choose the derivative of the better argument, and half of each for a tie, as torch does."""
     first, second = d[0] or "0.0", d[1] or "0.0"
-    return f"tl.where({a[0]} {better} {a[1]}, {first}, tl.where({a[1]} {better} {a[0]}, {second}, 0.5 * ({first}) + 0.5 * ({second})))"
+    worse = "<" if better == ">" else ">"  # not b > a, because Triton 3.9's interpreter compares no constant with a tensor
+    return f"tl.where({a[0]} {better} {a[1]}, {first}, tl.where({a[0]} {worse} {a[1]}, {second}, 0.5 * ({first}) + 0.5 * ({second})))"
 
 
 BINARY: dict[type[ast.operator], Callable[[str, list[str], list[str | None]], str]] = {

@@ -201,10 +201,10 @@ def hausdorff_loss(
     x = kept_pixels(call)
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     p = x.softmax(1) if activation == "softmax" else x.sigmoid() if activation == "sigmoid" else x
-    p, y = p[:, call.skip :], dense_target(call).to(p.dtype)[:, call.skip :]
+    p, y = p[:, call.skip() :], dense_target(call).to(p.dtype)[:, call.skip() :]
     predicted = p.detach() > 0.5
     if (nothing := left_out(call)) is not None:
-        predicted = predicted & ~(nothing[:, call.skip :] if nothing.shape[1] > 1 else nothing)
+        predicted = predicted & ~(nothing[:, call.skip() :] if nothing.shape[1] > 1 else nothing)
     far = _without_ignored(call, _to_boundary(predicted, spacings, p.dtype) ** alpha + _to_boundary(y > 0.5, spacings, p.dtype) ** alpha)
     pixels = math.prod(p.shape[2:])
     if mask is not None:
@@ -228,7 +228,7 @@ def _without_ignored(call: OverlapCall, maps: Tensor) -> Tensor:
 def _counts(call: OverlapCall, mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return how much each element of the regions counts, and each region's sum of that, (N, C); 1 where nothing counts."""
     by_class = call.target.is_floating_point() and call.activation != "softmax"
-    counts = mask_of_pixels(mask, call.x, by_class)[:, call.skip :].to(dtype)
+    counts = mask_of_pixels(mask, call.x, by_class)[:, call.skip() :].to(dtype)
     pixels = counts.flatten(2).sum(2)
     return counts, torch.where(pixels == 0, 1.0, pixels)
 

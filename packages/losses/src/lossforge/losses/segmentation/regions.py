@@ -171,7 +171,7 @@ def region_sums(call: OverlapCall) -> Tensor:
         found: Tensor = OPERATORS.region_sums(x.resolve_neg(), target.resolve_neg(), *options)
     else:
         found = _reference(x, target, *options)
-    return found[..., call.skip :]
+    return found[..., call.skip() :]
 
 
 def dense_target(call: OverlapCall) -> Tensor:
@@ -180,7 +180,7 @@ def dense_target(call: OverlapCall) -> Tensor:
     if target.is_floating_point():
         return target if call.mask is None else target.masked_fill(call.mask == 0, 0.0)
     classes = torch.arange(call.x.shape[1], device=target.device).view(1, -1, *(1,) * (target.ndim - 1))
-    return (target.unsqueeze(1) == classes + call.first).to(call.x.dtype)
+    return (target.unsqueeze(1) == classes + call.first()).to(call.x.dtype)
 
 
 def left_out(call: OverlapCall) -> Tensor | None:
@@ -193,7 +193,7 @@ def left_out(call: OverlapCall) -> Tensor | None:
 def unknown_pixels(call: OverlapCall) -> Tensor:
     """Return which pixels have an index of no class, (N, 1, d…). On CPU they were refused."""
     index = call.target.to(torch.int64).unsqueeze(1)
-    return ((index < 0) | (index >= call.x.shape[1] + call.first)) & (index != call.ignore_index)
+    return ((index < 0) | (index >= call.x.shape[1] + call.first())) & (index != call.ignore_index)
 
 
 def kept_pixels(call: OverlapCall) -> Tensor:

@@ -177,7 +177,7 @@ def _samples(mask: Tensor, x: Tensor | Head) -> Tensor:
 
 def _counted(call: ElementwiseCall[Any], counted: Tensor) -> Tensor:
     """Return the sum of weights over what is not ignored. counted: expanded to the shape of x, or with one entry a row."""
-    if call.by_class:
+    if call.by_class():
         counted = counted.masked_fill(~which_count(call).unsqueeze(call.dim % call.x.ndim), 0)
     return counted.sum(dtype=torch.promote_types(call.x.dtype, torch.float32))
 
@@ -223,10 +223,10 @@ def _weight_of_elements(a: ElementwiseCall[Any]) -> Tensor | None:
 def elementwise_reference(a: ElementwiseCall) -> Tensor:
     """Compute a call in plain torch."""
     x = accurate(a.x)
-    indices = a.by_class
+    indices = a.by_class()
     if a.target is None:
         y, counts = _diagonal(x, a.dim, a.offset), None
-    elif a.by_class:
+    elif a.by_class():
         classes, dim = x.shape[a.dim], a.dim % x.ndim
         y, counts = _one_hot(a.target, classes, a.ignore_index, dim, x.dtype)
         if a.target_b is None and a.lam is not None:
@@ -240,14 +240,14 @@ def elementwise_reference(a: ElementwiseCall) -> Tensor:
     else:
         y, counts = a.target.to(x.dtype), None
     divisor, weight = a.normalizer, _weight_of_elements(a)
-    if divisor is None and a.mean:
+    if divisor is None and a.mean():
         if a.mask is not None:
             divisor = _counted(a, a.mask.expand(x.shape))
         else:
             divisor = torch.tensor(x.numel(), device=x.device) if counts is None else counts.expand(x.shape).sum()
     formula = FORMULAS[a.loss]
     compute, hyper = formula.reference, a.hyper
-    if formula.saturates and (a.by_class or a.target is None) and a.lam is None:
+    if formula.saturates and (a.by_class() or a.target is None) and a.lam is None:
         compute = _saturated(compute)
     inputs = [x, y] if a.parameter is None else [x, y, a.parameter.to(x.dtype)]
 
@@ -255,7 +255,7 @@ def elementwise_reference(a: ElementwiseCall) -> Tensor:
         if weight is None and a.normalizer is None and not isinstance(a.loss_scale, Tensor) and a.loss_scale != math.inf:
             values = compute(x, y, *hyper, *parameter)
         else:
-            factor = reduced(x.new_ones(()) if weight is None else weight.to(x.dtype), a.factor, divisor, "none", a.empty_is_zero)
+            factor = reduced(x.new_ones(()) if weight is None else weight.to(x.dtype), a.factor(), divisor, "none", a.empty_is_zero)
             values = with_factor(compute, factor, [x, y, *parameter], hyper)
         return torch.where(y.isnan(), torch.nan, values) if indices else values
 
@@ -264,7 +264,7 @@ def elementwise_reference(a: ElementwiseCall) -> Tensor:
         values = values * weight.to(x.dtype)
     if counts is not None:
         values = torch.where(counts, values, 0.0)
-    result = reduced(values, a.factor, divisor, a.reduction, a.empty_is_zero)
+    result = reduced(values, a.factor(), divisor, a.reduction, a.empty_is_zero)
     return result.to(a.x.dtype) if a.reduction == "none" else result
 
 

@@ -31,7 +31,7 @@ def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: MaskedO
             raise TypeError(f"mask must be of dtype bool, because a pixel among the sorted errors counts or does not, got {counts.dtype}")
         if isinstance(target, Tensor) and not target.is_floating_point() and target.shape == rows:
             target = torch.where(counts[:, 0], target.long(), ignore_index)
-    allowed = checks.Allowed(0, channels + call.first, ignore_index, options.get("validate"))
+    allowed = checks.Allowed(0, channels + call.first(), ignore_index, options.get("validate"))
     target = checks.indices("target", target, x, allowed, rows)
     if x.ndim == 2 and not call.per_image:  # rows without pixels are the pixels of one image
         x, target = x.t().unsqueeze(0), target.unsqueeze(0)
@@ -62,8 +62,8 @@ def lovasz_reference(a: LovaszCall) -> Tensor:
     x, target = accurate(a.x), a.target.long().unsqueeze(1)
     channels = x.shape[1]
     counts = target != a.ignore_index
-    y = counts & (target == torch.arange(channels, device=x.device).view(1, -1, 1) + a.first)
-    invalid = counts & ((target < 0) | (target >= channels + a.first))
+    y = counts & (target == torch.arange(channels, device=x.device).view(1, -1, 1) + a.first())
+    invalid = counts & ((target < 0) | (target >= channels + a.first()))
     x = torch.where(counts, x, 0.0)
 
     def of_regions(t: Tensor) -> Tensor:

@@ -97,10 +97,10 @@ def elements(a: OverlapCall) -> Elements:
         index = a.target.long()
         keep = index != a.ignore_index
         counts = keep.unsqueeze(1)
-        index = index - a.first
+        index = index - a.first()
         columns = torch.arange(classes, device=x.device).view(1, -1, *(1,) * (x.ndim - 2))
         y = (counts & (index.unsqueeze(1) == columns)).to(x.dtype)
-        invalid = (keep & ((index < -a.first) | (index >= classes))).unsqueeze(1)
+        invalid = (keep & ((index < -a.first()) | (index >= classes))).unsqueeze(1)
         x = torch.where(counts, x, 0.0)
     else:
         y = a.target.to(x.dtype)
@@ -126,7 +126,7 @@ def overlap_reference(a: OverlapCall) -> Tensor:
     def summed(t: Tensor) -> Tensor:
         """(N, classes that are included), or (classes,) of the batch."""
         t = times(t, mask)
-        sums = (t.flatten(2).sum(2) if t.ndim > 2 else t)[:, a.skip :]
+        sums = (t.flatten(2).sum(2) if t.ndim > 2 else t)[:, a.skip() :]
         return sums.sum(0) if a.batch else sums
 
     sums = [summed(t) for t in (p * y, p * p if a.squared_pred else p, y * y if a.squared_pred else y)]
@@ -136,7 +136,7 @@ def overlap_reference(a: OverlapCall) -> Tensor:
     values = FORMULAS[a.loss].reference(*sums, *a.hyper)
     weight = None if a.weight is None else a.weight.to(x.dtype)
     if weight is not None:
-        values = values * weight[a.skip :]
+        values = values * weight[a.skip() :]
     if a.present_only:
         values = torch.where(absent, 0.0, values)
     divisor = a.normalizer

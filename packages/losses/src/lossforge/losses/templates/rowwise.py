@@ -181,7 +181,7 @@ def own_loss(call: RowwiseCall, hyper: dict[str, Any], power: str | None, option
     """
     dim = of_classes(call.x)
 
-    def of_each(name: str, t: Tensor | None) -> Tensor | None:
+    def of_each(name: str, t: "Tensor | None") -> "Tensor | None":  # torch.compile of torch 2.9 makes no such types
         return weights_of_classes(name, t, call.x, call.x.shape[dim])
 
     bias, margin = of_each("class_bias", options.pop("class_bias", None)), of_each("class_margin", options.pop("class_margin", None))

@@ -34,7 +34,7 @@ def logits_of(call: RowwiseCall[Any], x: Strided, classes: int, factors: Strided
 def labels_of(call: RowwiseCall[Any], columns: Columns = ALL) -> Labels:
     """Return what all rows' targets share."""
     margins: dict[str, float] = {}
-    if call.moves_target:
+    if call.moves_target():
         angle = call.angle
         margins = {"cos_m": math.cos(angle), "sin_m": math.sin(angle), "mm": angle * math.sin(angle), "margin": call.margin}
     return Labels(
@@ -134,7 +134,7 @@ def _resident(call: RowwiseCall, counted: int, p: Prepared) -> Launch | None:
     """Total and gradient by resident.py, where it applies and pays."""
     at, pair, bias = p.at, call.target_b is not None, call.bias is not None
     of_logits = call.logit_scale != 1.0 or call.softcap is not None or call.row_scale is not None
-    changed = of_logits or call.spread or call.power or call.moves_target
+    changed = of_logits or call.spread or call.power or call.moves_target()
     on_chip = chip(call.x.get_device())
     if p.given[2].ptr.itemsize != call.x.itemsize:
         return None

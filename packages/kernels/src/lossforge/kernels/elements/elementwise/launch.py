@@ -24,7 +24,7 @@ GROUP = 8  # neighbouring elements of a row, of which the row's target is read o
 def _loader(call: ElementwiseCall) -> Callable[..., Any]:
     if call.target is None:
         return targets.diagonal
-    if not call.by_class:
+    if not call.by_class():
         return targets.dense
     if call.target_b is not None:
         return targets.mixup
@@ -35,11 +35,11 @@ def _make(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> Launch |
     """None where the dimensions of the tensors do not join into three."""
     x, target, group_weight = call.x, call.target, call.group_weight
     class_dim = call.dim % (x.ndim or 1)
-    by_row = target is None or call.by_class
+    by_row = target is None or call.by_class()
     background = formulas.binary
     binary = background if by_row and call.target_b is None and call.lam is None else None
     formulas = binary or formulas
-    rows = (target, call.target_b, call.lam) if call.by_class else ()
+    rows = (target, call.target_b, call.lam) if call.by_class() else ()
     upstream, _ = wanted.upstream
     weights = call.weight, call.mask, call.group, call.parameter
     each = (x, target, call.target_b, call.lam, *weights, upstream, wanted.out, wanted.gradients[0])
@@ -58,8 +58,8 @@ def _make(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> Launch |
     read = 2 + sum(t is not None for t in (call.weight, call.mask, call.parameter, call.target_b, call.lam))
     grouped = by_row and columns is not None and columns % GROUP == 0
     special = formulas.special is not None
-    tiles = element_tiles(n, x.itemsize, read, call.by_class, target is None, grouped, special, formulas.heavy)
-    told_apart = call.by_class and call.target_b is None and columns is not None and tiles.block // columns + 2 <= WARP.value
+    tiles = element_tiles(n, x.itemsize, read, call.by_class(), target is None, grouped, special, formulas.heavy)
+    told_apart = call.by_class() and call.target_b is None and columns is not None and tiles.block // columns + 2 <= WARP.value
     if not told_apart or (x.itemsize == 4 and columns is not None and columns <= tiles.block):
         background = None  # float32 of 80 classes was 2 % slower with both branches on an H200
     inlined = Inlined(
@@ -101,7 +101,7 @@ def _divisor(call: ElementwiseCall) -> Tensor | None:
     if not call.counted:
         return call.normalizer
     if call.mask is not None:
-        counting = Counting(call.mask, call.target, call.target_b) if call.by_class else Counting(call.mask)
+        counting = Counting(call.mask, call.target, call.target_b) if call.by_class() else Counting(call.mask)
         return sum_of_mask(counting, call.x.shape, call.dim % (call.x.ndim or 1), call.ignore_index)
     assert call.target is not None
     classes = call.x.shape[call.dim]
@@ -109,8 +109,8 @@ def _divisor(call: ElementwiseCall) -> Tensor | None:
 
 
 def _scale(call: ElementwiseCall) -> float:
-    known = call.mean and call.normalizer is None and not call.counted
-    return float(call.factor / call.x.numel() if known else call.factor)
+    known = call.mean() and call.normalizer is None and not call.counted
+    return float(call.factor() / call.x.numel() if known else call.factor())
 
 
 def forward(call: ElementwiseCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:

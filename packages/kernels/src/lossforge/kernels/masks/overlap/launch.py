@@ -88,7 +88,7 @@ class Geometry(NamedTuple):
     def numbers(self, call: OverlapCall) -> tuple[int, ...]:
         """Return the kernels' last parameters. In another order ptxas took 185 registers for the gradient of 21 classes in bfloat16, not
         167."""
-        return self.images, self.pixels, self.inner, self.classes, call.first, call.skip, call.ignore_index
+        return self.images, self.pixels, self.inner, self.classes, call.first(), call.skip(), call.ignore_index
 
 
 def geometry(call: OverlapCall, *others: Any) -> Geometry | None:

@@ -98,7 +98,7 @@ def binary_cross_entropy_with_logits(
         "bce_with_logits", input, target, weight=weight, reduction=checks.legacy_reduction(size_average, reduce, reduction)
     )
     checked = elementwise_loss(_with_pos_weight(_softened(call, label_smoothing, target_threshold, False, options), pos_weight), options)
-    if checks.nonzero(label_smoothing) and not checked.call.by_class:
+    if checks.nonzero(label_smoothing) and not checked.call.by_class():
         raise ValueError(
             "label_smoothing must be 0 where target is dense: smooth the target yourself, or call smoothed_binary_cross_entropy with "
             "smooth_dense=True"

@@ -207,7 +207,7 @@ def grpo_loss(
             losses = losses + options.beta * kl
     losses = tokens.weighted(losses)
     if objective.items == "mean":
-        losses = losses.sum(1) / tokens.sizes.squeeze(1)
+        losses = losses.sum(1) / tokens.sizes().squeeze(1)
     elif objective.items == "sum":
         losses = losses.sum(1)
     items: int | Tensor = len(per_token_logps) * (length if objective.items == "length" else 1)
@@ -253,7 +253,7 @@ def _check_penalty(beta: float | KLPenalty, loss_type: str, reference: Tensor | 
         raise ValueError(f"ref_per_token_logps must be given where beta is above 0, got None with beta={beta!r}")
     if wanted and reference is None:
         raise ValueError('ref_per_token_logps must be given for outputs "kl", got None')
-    if loss_type in WITHIN and not wanted and penalty.changes_estimate:
+    if loss_type in WITHIN and not wanted and penalty.changes_estimate():
         raise ValueError(f'KLPenalty\'s estimate of KL needs a loss_type other than {loss_type!r}, or outputs "kl"')
     return penalty
 
@@ -271,7 +271,7 @@ def _corrected(objective: PolicyObjective, t: Tokens) -> Policy:
     """Compute an objective, multiplied by the sampler's correction. Where that is 0, a token is a constant, and its loss 0."""
     if t.sampler is None:
         return objective.compute(t)
-    nothing = ~t.counted
+    nothing = ~t.counted()
     of_level = nothing if t.level.shape == nothing.shape else nothing.all(1, keepdim=True)
     held = {"policy": nothing, "log_ratio": nothing, "level": of_level, "advantages": nothing}
     constant: dict[str, Any] = {name: torch.where(where, getattr(t, name).detach(), getattr(t, name)) for name, where in held.items()}

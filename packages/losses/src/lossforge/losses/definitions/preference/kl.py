@@ -61,7 +61,6 @@ class KLPenalty(NamedTuple):
             clamp_estimate=_bound("KLPenalty.clamp_estimate", self.clamp_estimate),
         )
 
-    @property
     def changes_estimate(self) -> bool:
         """Return whether another number than beta is given."""
         return self != KLPenalty(self.beta)

@@ -94,13 +94,11 @@ class Pair(NamedTuple):
     epsilon: float = 0.0
     tau: float = 0.0
 
-    @property
     def h(self) -> Tensor:
         return self.chosen - self.rejected
 
-    @property
     def x(self) -> Tensor:
-        return self.beta * self.h
+        return self.beta * self.h()
 
 
 class PairObjective(NamedTuple):
@@ -129,12 +127,12 @@ def hinge(x: Tensor) -> Tensor:
 
 def _robust(p: Pair) -> Tensor:
     if not checks.nonzero(p.epsilon):
-        return smoothed(p.x, 0.0)
-    return (p.epsilon * F.logsigmoid(-p.x) - (1 - p.epsilon) * F.logsigmoid(p.x)) / (1 - 2 * p.epsilon)
+        return smoothed(p.x(), 0.0)
+    return (p.epsilon * F.logsigmoid(-p.x()) - (1 - p.epsilon) * F.logsigmoid(p.x())) / (1 - 2 * p.epsilon)
 
 
 def _exo(p: Pair) -> Tensor:
-    x, epsilon = p.x.clamp(-FAR, FAR), torch.as_tensor(p.epsilon, dtype=torch.float64)
+    x, epsilon = p.x().clamp(-FAR, FAR), torch.as_tensor(p.epsilon, dtype=torch.float64)
     chosen, rejected = torch.log1p(-epsilon).to(x.dtype), torch.log(epsilon).to(x.dtype)
     return torch.sigmoid(x) * (F.logsigmoid(x) - chosen) + torch.sigmoid(-x) * (F.logsigmoid(-x) - rejected)
 
@@ -165,18 +163,18 @@ def _apo_zero(p: Pair) -> Tensor:
 
 
 def _apo_down(p: Pair) -> Tensor:
-    return torch.sigmoid(p.beta * p.chosen) + torch.sigmoid(-p.x)
+    return torch.sigmoid(p.beta * p.chosen) + torch.sigmoid(-p.x())
 
 
 def _discopop(p: Pair) -> Tensor:
-    near = p.x.clamp(-FAR, FAR)
+    near = p.x().clamp(-FAR, FAR)
     exponential = torch.exp(F.logsigmoid(near / p.tau) - near)  # one exponent, because exp(-x) alone overflows
-    return torch.sigmoid(-near / p.tau) * -F.logsigmoid(p.x) + exponential
+    return torch.sigmoid(-near / p.tau) * -F.logsigmoid(p.x()) + exponential
 
 
 PAIRS = {
     "sigmoid": PairObjective(
-        lambda p: smoothed(p.x, p.epsilon),
+        lambda p: smoothed(p.x(), p.epsilon),
         "-(1 - ε) ln σ(βh) - ε ln σ(-βh)",
         "arXiv 2305.18290",
         "DPO, the default. With ε above 0 it is conservative DPO, for labels that are wrong at rate ε.",
@@ -192,14 +190,14 @@ PAIRS = {
         divergence=True,
     ),
     "hinge": PairObjective(
-        lambda p: hinge(p.x),
+        lambda p: hinge(p.x()),
         "max(0, 1 - βh)",
         "SLiC, arXiv 2305.10425",
         "Pairs that a margin already separates have no weight.",
         divergence=True,
     ),
     "ipo": PairObjective(
-        lambda p: (p.h - 1 / (2 * p.beta)).square(),
+        lambda p: (p.h() - 1 / (2 * p.beta)).square(),
         "(h - 1 / (2β))²",
         "arXiv 2310.12036",
         "DPO overfits, because preferences are nearly deterministic: the gap has a target, not only a sign.",
@@ -412,7 +410,6 @@ class Tokens(NamedTuple):
     sampler: Tensor | None
     options: PolicyOptions
 
-    @property
     def counted(self) -> Tensor:
         """Return the tokens that count, but for those of weight 0, which may hold anything."""
         return self.keep if self.sampler is None else self.keep & (self.sampler != 0)
@@ -422,7 +419,6 @@ class Tokens(NamedTuple):
         t = torch.where(self.keep, t, 0.0)
         return t if self.weight is None else t * self.weight
 
-    @property
     def sizes(self) -> Tensor:
         """Return the number of tokens of each completion, or the sum of their weights, (N, 1); 1 where there is none."""
         size = (self.keep if self.weight is None else self.weight).sum(1, keepdim=True)
@@ -430,9 +426,8 @@ class Tokens(NamedTuple):
 
     def mean(self, t: Tensor) -> Tensor:
         """Return the mean over the tokens of each completion, (N, 1)."""
-        return self.weighted(t).sum(1, keepdim=True) / self.sizes
+        return self.weighted(t).sum(1, keepdim=True) / self.sizes()
 
-    @property
     def of_completions(self) -> Tensor:
         """Return the advantages of the completions, (N, 1): means over their tokens."""
         return self.advantages if self.advantages.shape[1] == 1 else self.mean(self.advantages)
@@ -517,7 +512,7 @@ def _sapo(t: Tokens) -> Policy:
 
 def _vespo(t: Tokens) -> Policy:
     own, least = t.options.own, math.log(1e-8)
-    log_weight = t.weighted(torch.where(t.counted, t.log_ratio.detach(), 0.0).clamp(-20.0, 20.0)).sum(1, keepdim=True)
+    log_weight = t.weighted(torch.where(t.counted(), t.log_ratio.detach(), 0.0).clamp(-20.0, 20.0)).sum(1, keepdim=True)
     if t.sampler is not None:
         log_weight = log_weight + t.sampler.log().clamp(least, 20.0).sum(1, keepdim=True)
     log_weight = log_weight.clamp(least, 20.0)
@@ -531,15 +526,15 @@ def _gmpo(t: Tokens) -> Policy:
     low, high = -t.options.epsilon, t.options.epsilon_high
     below, above = t.log_ratio < low, t.log_ratio > high
     bounded = torch.where(t.advantages > 0, limited(t.log_ratio, -math.inf, high), limited(t.log_ratio, low, math.inf))
-    ratio = t.mean(torch.where(t.counted & (t.advantages != 0), bounded, 0.0)).clamp(max=EXPONENT).exp()
+    ratio = t.mean(torch.where(t.counted() & (t.advantages != 0), bounded, 0.0)).clamp(max=EXPONENT).exp()
     if t.sampler is not None:
         ratio = ratio * (t.sampler if t.sampler.shape[1] == 1 else t.mean(t.sampler.log()).exp())
-    return Policy(-ratio * t.of_completions, below, above)
+    return Policy(-ratio * t.of_completions(), below, above)
 
 
 def _a2po(t: Tokens) -> Policy:
     assert t.reference is not None  # checked with beta
-    return Policy((t.options.beta * t.weighted(t.policy - t.reference).sum(1, keepdim=True) - t.of_completions).square())
+    return Policy((t.options.beta * t.weighted(t.policy - t.reference).sum(1, keepdim=True) - t.of_completions()).square())
 
 
 def _gpg(t: Tokens) -> Policy:
@@ -548,15 +543,15 @@ def _gpg(t: Tokens) -> Policy:
 
 def _covariance(t: Tokens) -> Tensor:
     """Return each token's part of the covariance of A and log π over the tokens that count."""
-    count = t.counted.sum().clamp(min=1)
+    count = t.counted().sum().clamp(min=1)
     a, logps = t.advantages.detach().expand_as(t.policy), t.policy.detach()
-    means = [torch.where(t.counted, each, 0.0).sum() / count for each in (a, logps)]
+    means = [torch.where(t.counted(), each, 0.0).sum() / count for each in (a, logps)]
     return (a - means[0]) * (logps - means[1])
 
 
 def _largest(scores: Tensor, among: Tensor, t: Tokens, ratio: float) -> Tensor:
     """Return where the largest scores are, for a share of the tokens that count: at least one, rounded down."""
-    most = (t.counted.sum().double() * ratio).floor().clamp(min=1)
+    most = (t.counted().sum().double() * ratio).floor().clamp(min=1)
     order = torch.where(among, scores, -math.inf).flatten().argsort(descending=True, stable=True)
     return among & (order.argsort().view_as(scores) < most)
 
@@ -567,13 +562,13 @@ def _clip_cov(t: Tokens) -> Policy:
     assert above is not None
     covariance, clipped = _covariance(t), (below & (t.advantages < 0)) | (above & (t.advantages > 0))
     own = t.options.own
-    among = t.counted & ~clipped & (covariance > own.lower) & (covariance < own.upper)
+    among = t.counted() & ~clipped & (covariance > own.lower) & (covariance < own.upper)
     left_out = _largest(torch.rand_like(covariance), among, t, own.ratio)
     return Policy(torch.where(left_out, 0.0, losses), below | left_out, above | left_out)
 
 
 def _kl_cov(t: Tokens) -> Policy:
-    penalised = _largest(_covariance(t), t.counted, t, t.options.own.ratio)
+    penalised = _largest(_covariance(t), t.counted(), t, t.options.own.ratio)
     penalty = torch.where(penalised, t.options.own.coef * t.log_ratio.abs(), 0.0)
     return Policy(-t.advantages * t.log_ratio.clamp(max=EXPONENT).exp() + penalty)
 

@@ -10,6 +10,7 @@ over the chunks, which in half precision takes float32 memory of its size; by cl
 a chunk. So `backward` goes by classes where there are more of them than rows.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import FROM_WEIGHT, Head
+from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.kernels.plans import applied, by_plan, call_key, computed, in_order, layouts, narrowed
 from lossforge.kernels.torch_internals import constant_in_graphs
 from lossforge.losses.base.record import FusedTemplate, Several, Template
@@ -452,7 +454,7 @@ def addressable(layer: Head) -> Head:
     weight = layer.weight
     if weight.is_contiguous() and weight.data_ptr() % ADDRESS == 0:
         return layer
-    return layer._replace(weight=weight.clone(memory_format=torch.contiguous_format))
+    return dataclasses.replace(layer, weight=weight.clone(memory_format=torch.contiguous_format))
 
 
 def by_product(function: Callable[..., Any], call: Any, more: Several, *arguments: Any) -> Any:
@@ -474,7 +476,7 @@ def divisor_of(call: Any) -> tuple[Tensor | None, float]:
         return None, call.loss_scale
     if call.normalizer is not None or call.reduction == "sum":
         return call.normalizer, call.loss_scale
-    factor: float = getattr(call, "factor", call.loss_scale)
+    factor: float = call.factor() if isinstance(call, ElementwiseCall) else call.loss_scale
     if not call.counted:
         number: Any = own.fusing.divisor(call)
         return None, factor / number

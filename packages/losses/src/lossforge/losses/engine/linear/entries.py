@@ -64,15 +64,15 @@ class Entries(NamedTuple):
 
 def logits_and_sums(layer: Head, entries: Entries) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the logits at the entries (N, K), log-sum-exps (temperatures, N), both differentiable, and entropies (N,)."""
-    found: Any = _LogitsAndSums.apply(layer, entries, *layer[:3])
+    found: Any = _LogitsAndSums.apply(layer, entries, *layer.parts)
     return found
 
 
 class _LogitsAndSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: Head, entries: Entries, *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        ctx.entries, ctx.numbers, ctx.wanted = entries, layer[3:], ctx.needs_input_grad[2:]
-        own = Head(layer.input.detach(), layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), *layer[3:])
+        ctx.entries, ctx.numbers, ctx.wanted = entries, layer.numbers, ctx.needs_input_grad[2:]
+        own = Head(layer.input.detach(), layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), *layer.numbers)
         (first, *others), rows = entries.calls(own), len(own.input)
         chunks = Chunks(first, None, 1.0)
         dtype = torch.promote_types(own.dtype, torch.float32)

@@ -5,6 +5,7 @@ two operators: one gives the rows' losses with their exponentials, the other the
 the objective have arrived. One chunk has all rows. The launches are the same, and so are the bits.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,8 +43,8 @@ def of_exponentials(layer: Head, kept: tuple[Tensor, Tensor], slopes: Tensor, wa
     """Return the gradients of input, weight and bias that are wanted. kept: exponentials and factors."""
     to, factors = kept
     rows = len(layer.input)
-    written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
-    sums = Gradients(_OfLayer(layer._replace(chunk=rows)), written, True)
+    written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer.parts, wanted, strict=True)]
+    sums = Gradients(_OfLayer(dataclasses.replace(layer, chunk=rows)), written, True)
     sums.gradient = to
     sums.add(rows, sloped(factors, slopes))
     sums.finish()

@@ -17,6 +17,7 @@ from lossforge.losses.base import checks
 from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.base.module import LossModule, OfFunction
 from lossforge.losses.base.namespace import PACKAGE
+from lossforge.losses.base.outputs import Outputs
 from lossforge.losses.base.record import CheckedCall, rebuilt
 from lossforge.losses.base.state import autocast_dtype, without_autocast
 from lossforge.losses.engine.calls import entry_point
@@ -170,8 +171,8 @@ def _unselect(t: Any, rows: Tensor, count: int) -> Any:
 def _each(make: Callable[[Any], Any], results: Any) -> Any:
     if isinstance(results, Tensor):
         return make(results)
-    made: Any = getattr(results, "_make", tuple)
-    return made([make(t) for t in results])
+    made = [make(t) for t in results]
+    return type(results)(*made) if isinstance(results, Outputs) else tuple(made)
 
 
 def chunked(head: Head, linear: LinearOptions) -> Head:

@@ -50,7 +50,7 @@ def by_objective(objective: Objective, checked: CheckedCall[Any, Any]) -> Tensor
         return _scalar(objective.of(compute(checked)))
     if torch.compiler.is_compiling():
         return _scalar(objective.of(_in_graph(checked)))
-    found: Tensor = _Written.apply(_Computation(checked, objective), *call.x[:3])
+    found: Tensor = _Written.apply(_Computation(checked, objective), *call.x.parts)
     return found
 
 
@@ -173,7 +173,7 @@ def _check_graph(value: Tensor, leaves: Sequence[Tensor]) -> None:
 def _with_tensors(layer: Head, made: Callable[[Tensor], Tensor]) -> Head:
     """Return a layer whose input, weight and bias are made of its own."""
     bias = None if layer.bias is None else made(layer.bias)
-    return layer._replace(input=made(layer.input), weight=made(layer.weight), bias=bias)
+    return Head(made(layer.input), made(layer.weight), bias, *layer.numbers)
 
 
 class _Computation:
@@ -186,7 +186,7 @@ class _Computation:
         """Return the gradients of input, weight and bias that are wanted."""
         call = self.checked.call
         layer = _with_tensors(call.x, Tensor.detach)
-        written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
+        written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer.parts, wanted, strict=True)]
         forward(call._replace(x=layer), None, written, False, slopes=self.slopes)
         return written
 
@@ -195,7 +195,7 @@ class _Computation:
         call = self.checked.call
         layer = _with_tensors(call.x, lambda t: t.view_as(t))
         value = self.objective.of(compute(self.checked._replace(call=call._replace(x=layer))))
-        inputs = [t for t, want in zip(layer[:3], wanted, strict=True) if want and t is not None]
+        inputs = [t for t, want in zip(layer.parts, wanted, strict=True) if want and t is not None]
         found = iter(torch.autograd.grad(value, inputs, grad_output, create_graph=True))
         return [next(found) if want else None for want in wanted]
 

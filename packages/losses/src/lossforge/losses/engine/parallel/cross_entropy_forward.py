@@ -39,7 +39,7 @@ def in_three_products(joining: Joining) -> tuple[Tensor, Tensor | None] | None:
     joining = joining._replace(own=joining.own._replace(x=addressable(joining.own.x)))
     if not _applies(joining):
         return None
-    found: Any = _Written.apply(joining, *joining.own.x[:3])
+    found: Any = _Written.apply(joining, *joining.own.x.parts)
     return found
 
 
@@ -92,7 +92,7 @@ def _computed(joining: Joining, wanted: Sequence[bool], gathered: Tensor | None)
     own, whole, shards, layer = joining.own, joining.whole, joining.shards, joining.own.x
     bias = None if layer.bias is None else layer.bias.detach()
     layer = Head(layer.input.detach(), layer.weight.detach(), bias, rows_of_exchange(own, shards), layer.accumulate, layer.logits)
-    written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
+    written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer.parts, wanted, strict=True)]
     # a class of another process is out of range: a row has its sum, and no target here
     target, ignored = whole.target - shards.first, whole.ignore_index - shards.first
     if joining.weight is not None:

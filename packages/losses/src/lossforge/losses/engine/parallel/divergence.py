@@ -58,7 +58,7 @@ def over_processes(shards: Shards, hard: float, temperature_squared: bool, check
             checks.without_gradient(name, t)
     in_forward = gradient_in_forward(checked.options.get("gradient"), call.x, call.reduction)
     sharded = ShardedCall(shards, call, in_forward and FUSED[type(call)].computed_by_kernel(call))
-    return checked.finish(_Divergence.apply(sharded, *call.x[:3]))
+    return checked.finish(_Divergence.apply(sharded, *call.x.parts))
 
 
 def _own_labels(shards: Shards, call: Call) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _computed(
     layer = Head(layer.input.detach(), layer.weight.detach(), bias, layer.chunk if wide else rows, layer.accumulate, layer.logits)
     call = call._replace(x=layer)
     new = torch.empty_like if len(layer.input) else torch.zeros_like  # without rows nothing is written
-    gradients = [new(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
+    gradients = [new(t) if want and t is not None else None for t, want in zip(layer.parts, wanted, strict=True)]
     chunks, sums = Chunks(call, *divisor_of(call)), Gradients(call, gradients, summing=shards.summing, chunk=rows)
     x = call.x.input
     dtype = torch.float64 if torch.float64 in (x.dtype, *[t.dtype for t in _tensors(call.target)]) else torch.float32

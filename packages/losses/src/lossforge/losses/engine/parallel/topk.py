@@ -23,7 +23,7 @@ from lossforge.losses.templates.plain_forms import reduced_call
 
 def of_all_classes(shards: Shards, layer: Head) -> Head:
     """Return a layer of as many classes as all processes have together, without their values: what a call is checked with."""
-    weight, bias = (None if t is None else t.detach()[:1].expand(shards.classes, *t.shape[1:]) for t in layer[1:3])
+    weight, bias = (None if t is None else t.detach()[:1].expand(shards.classes, *t.shape[1:]) for t in (layer.weight, layer.bias))
     assert weight is not None
     return Head(layer.input, weight, bias)
 
@@ -49,7 +49,7 @@ def over_processes(shards: Shards, layer: Head, checked: CheckedCall[TopKCall[An
     temperatures = [call.temperature, *[1.0] * (hard is not None and nonzero(call.temperature - 1))]
     scaling = call.logit_scale, call.softcap
     asked = Entries(_own(shards, classes), temperatures, *scaling, call.outputs[0], not shards.own, shards.summing)
-    logits, sums, entropy = logits_and_sums(Head(input, layer.weight, layer.bias, *x[3:]), asked)
+    logits, sums, entropy = logits_and_sums(Head(input, layer.weight, layer.bias, *x.numbers), asked)
     found = shards.gathered([*logits.unbind(1), *sums, *([] if entropy is None else [entropy])])
     count, k = classes.shape[1], entries.classes.shape[1]
     z = found[:, :count].sum(0).t()  # each from the one process that has it

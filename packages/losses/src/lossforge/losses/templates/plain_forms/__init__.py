@@ -30,7 +30,7 @@ def logits_of(layer: Head, rounded: bool) -> Tensor:
     Where a row does not count, the weight's gradient must not hold 0 · nan: so the product that is differentiated takes 0 in place of what
     is not finite, and the logits of such rows are added without a gradient.
     """
-    x, weight, bias = layer[:3]
+    x, weight, bias = layer.parts
     product = F.linear if rounded else products
     if not torch.is_grad_enabled():
         return product(x, weight, bias)
