@@ -4,6 +4,7 @@ It says what its losses' docstrings share, which tools/generate.py puts into the
 """
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NamedTuple
@@ -145,6 +146,7 @@ class Fusing(Generic[C]):
         teacher: whether a layer may give `target` too.
         by_classes: whether backward may go by classes, once it knows the statistics of the rows.
         product: whether lossforge.kernels.linear computes these losses inside its product; backward by classes then takes `columns`.
+        factor: from a call with a mean to what its sum is multiplied by before it is divided.
     """
 
     divisor: Callable[[C], Tensor | int]
@@ -154,6 +156,7 @@ class Fusing(Generic[C]):
     teacher: bool = False
     by_classes: bool = True
     product: bool = False
+    factor: Callable[[C], float] = operator.attrgetter("loss_scale")
 
 
 @dataclass(frozen=True, eq=False)

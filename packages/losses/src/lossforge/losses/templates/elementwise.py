@@ -330,7 +330,11 @@ ELEMENTWISE = Template(
     ElementwiseCall,
     kept=("divisor",),
     fusing=Fusing(
-        elementwise_divisor, rows=("target", "target_b", "lam"), elements=("weight", "mask", "group", "parameter"), by_classes=False
+        elementwise_divisor,
+        rows=("target", "target_b", "lam"),
+        elements=("weight", "mask", "group", "parameter"),
+        by_classes=False,
+        factor=ElementwiseCall.factor,
     ),
     by_rows=True,
     ignored=IGNORED,

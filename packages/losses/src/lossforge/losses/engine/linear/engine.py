@@ -20,7 +20,6 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import FROM_WEIGHT, Head
-from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.kernels.plans import applied, by_plan, call_key, computed, in_order, layouts, narrowed
 from lossforge.kernels.torch_internals import constant_in_graphs
 from lossforge.losses.base.record import FusedTemplate, Several, Template
@@ -476,7 +475,7 @@ def divisor_of(call: Any) -> tuple[Tensor | None, float]:
         return None, call.loss_scale
     if call.normalizer is not None or call.reduction == "sum":
         return call.normalizer, call.loss_scale
-    factor: float = call.factor() if isinstance(call, ElementwiseCall) else call.loss_scale
+    factor: float = own.fusing.factor(call)
     if not call.counted:
         number: Any = own.fusing.divisor(call)
         return None, factor / number

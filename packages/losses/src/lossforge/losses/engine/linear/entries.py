@@ -13,6 +13,7 @@ from torch import Tensor
 from lossforge.kernels.call import Head
 from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses.base.record import Several
+from lossforge.losses.engine.gradients import new_gradients
 from lossforge.losses.engine.linear.engine import Chunks, Gradients, Summing
 from lossforge.losses.engine.parallel.shards import Shards, all_gathered
 
@@ -100,7 +101,7 @@ class _LogitsAndSums(torch.autograd.Function):
         entries: Entries = ctx.entries
         own = Head(*tensors, *ctx.numbers)
         first, *others = entries.calls(own)
-        written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(tensors, ctx.wanted, strict=True)]
+        written = new_gradients(tensors, ctx.wanted)
         chunks, gradients = Chunks(first, None, 1.0), Gradients(first, written, summing=entries.summing)
         there, of_logits, of_sums = entries.there(own.shape[1]), *grads[:2]
         for start, end, chunk, to in chunks.along(0, *gradients.memory()):

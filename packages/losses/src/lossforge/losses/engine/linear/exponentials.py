@@ -14,11 +14,14 @@ from torch import Tensor
 
 from lossforge.kernels.call import Head
 from lossforge.kernels.classes.calls import RowwiseCall
+from lossforge.losses.engine.gradients import new_gradients
 from lossforge.losses.engine.linear.engine import Chunks, Gradients, addressable, by_product, divisor_of, product_of, sloped
 from lossforge.losses.engine.linear.products import new_logits
 
 
 class _OfLayer(NamedTuple):
+    """What Gradients reads of a call."""
+
     x: Head
 
 
@@ -43,7 +46,7 @@ def of_exponentials(layer: Head, kept: tuple[Tensor, Tensor], slopes: Tensor, wa
     """Return the gradients of input, weight and bias that are wanted. kept: exponentials and factors."""
     to, factors = kept
     rows = len(layer.input)
-    written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer.parts, wanted, strict=True)]
+    written = new_gradients(layer.parts, wanted)
     sums = Gradients(_OfLayer(dataclasses.replace(layer, chunk=rows)), written, True)
     sums.gradient = to
     sums.add(rows, sloped(factors, slopes))

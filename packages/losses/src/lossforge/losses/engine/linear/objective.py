@@ -19,7 +19,7 @@ from lossforge.losses.base.record import CheckedCall, Several
 from lossforge.losses.base.state import gradient_in_forward, kernels_apply, plain
 from lossforge.losses.engine import by_operators
 from lossforge.losses.engine.calls import compute, planned
-from lossforge.losses.engine.gradients import scaled
+from lossforge.losses.engine.gradients import new_gradients, scaled
 from lossforge.losses.engine.linear.engine import forward, goes_by_exponentials, is_wide, rows_of_chunks
 
 INDEPENDENT = ("tokens", "sequences", "pairs")
@@ -186,7 +186,7 @@ class _Computation:
         """Return the gradients of input, weight and bias that are wanted."""
         call = self.checked.call
         layer = _with_tensors(call.x, Tensor.detach)
-        written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer.parts, wanted, strict=True)]
+        written = new_gradients(layer.parts, wanted)
         forward(call._replace(x=layer), None, written, False, slopes=self.slopes)
         return written
 

@@ -20,6 +20,7 @@ from lossforge import kernels
 from lossforge.kernels.call import Head
 from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses.base.state import plain
+from lossforge.losses.engine.gradients import new_gradients
 from lossforge.losses.engine.linear.call import of_rows
 from lossforge.losses.engine.linear.engine import FUSED, Gradients, addressable, by_product, product_of, ranges
 from lossforge.losses.engine.parallel.cross_entropy_rows import Joining, log_shares, rows_of_exchange
@@ -92,7 +93,7 @@ def _computed(joining: Joining, wanted: Sequence[bool], gathered: Tensor | None)
     own, whole, shards, layer = joining.own, joining.whole, joining.shards, joining.own.x
     bias = None if layer.bias is None else layer.bias.detach()
     layer = Head(layer.input.detach(), layer.weight.detach(), bias, rows_of_exchange(own, shards), layer.accumulate, layer.logits)
-    written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer.parts, wanted, strict=True)]
+    written = new_gradients(layer.parts, wanted)
     # a class of another process is out of range: a row has its sum, and no target here
     target, ignored = whole.target - shards.first, whole.ignore_index - shards.first
     if joining.weight is not None:
