@@ -151,15 +151,14 @@ def work(request: Request) -> None:
     distributed.start(device)
     found: dict[str, Any] = {**request.source("triton"), **installed(*reported.TRAINING_LIBRARIES), "gpus": distributed.ranks()}
     found["about"] = " ".join((__doc__ or "").split("\n\n")[-1].split())
-    parts = request.parts or PARTS
-    measured = {(KINDS[kind], parallel) for kind, parallel in map(str.split, parts)}
-    found["rows"] = [row for row in request.saved().get("rows", []) if (row["kind"], row["parallel"]) not in measured]
-    for part in parts:
-        for row in by_turns(*part.split(), request.small, device):
-            found["rows"].append(row | {"commit": request.commit})
-            if distributed.rank() == 0:
-                print(row, flush=True)
-                request.save(found)
+    found["rows"] = request.saved().get("rows", [])
+    for part in request.parts or PARTS:
+        kind, parallel = part.split()
+        rows = [row | {"commit": request.commit} for row in by_turns(kind, parallel, request.small, device)]
+        found["rows"] = [row for row in found["rows"] if (row["kind"], row["parallel"]) != (KINDS[kind], parallel)] + rows
+        if distributed.rank() == 0:
+            print(*rows, sep="\n", flush=True)
+            request.save(found)
     distributed.stop()
 
 
